@@ -1,0 +1,226 @@
+"""The context rule of Krea Realtime's streaming session, for a pair of causal Wan models and the Wan VAE.
+
+No keys and values outlive a block. Before a block is generated, its model encodes K committed latent frames at t = 0
+into RoPE rows 0..K-1, bidirectionally within groups of one block, and the new block sits at the rows behind them. Once
+the clip is longer than K, the oldest of the K is not the stored latent: it is the last frame that latent decoded to,
+encoded again as a single image. So a later block looks to the models like the second block of a clip that begins with
+an image, which is the regime that they were trained in, and a hand-over between models costs nothing.
+
+As an option a role keeps Self-Forcing's rolling cache instead (arXiv 2506.08009): keys and values of committed blocks
+at absolute rows, appended by a pass at t = 0 when a block is committed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..models.vae import StreamState, WanVAE
+from ..models.wan import CausalWan, KeyValueCache, TextKV
+from ..sampling.flow import FlowTable
+from ..schedule import Role
+from .base import Committed, Draw, OnStep, Step, paced
+
+
+# Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not.
+DECODER_MEMORY = 38
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """A rolling cache of `window` latent frames, the current block included; the first `sink` of them stay."""
+
+    window: int
+    sink: int = 0
+
+
+@dataclass(frozen=True)
+class SessionContext:
+    """What has been committed, as far as the next block needs it. `image` is the re-encoded latent frame."""
+
+    blocks: int
+    latents: Tensor  # [B, C, <= K, h, w], the newest latent frames
+    last_frames: Tensor  # [B, 3, <= K, H, W], the last frame that each of them decoded to
+    decoder: StreamState
+    anchor: Tensor | None = None  # [B, C, 1, h, w], latent frame 0, if every block is to see it
+    image: Tensor | None = None  # [B, C, 1, h, w]
+
+    def extra(self) -> dict[str, Tensor]:
+        """What a checkpoint needs beside the committed latents."""
+        return {name: value for name in ("anchor", "image") if (value := getattr(self, name)) is not None}
+
+    def window(self, frames: int) -> Tensor | None:
+        """The context latents [B, C, K, h, w] of the next block; None for block 0."""
+        if not self.blocks:
+            return None
+        first = self.image if self.anchor is None else self.anchor
+        if first is None or self.latents.shape[2] < frames:
+            return self.latents
+        return torch.cat([first, self.latents[:, :, 1:]], dim=2)
+
+
+@dataclass(frozen=True)
+class SessionPair:
+    """A target and a drafter of the causal Wan family (either may be absent if no block asks for it).
+
+    steps: times of the evaluations per role, descending from 1000; context_frames: K, a multiple of the block's latent
+    frames; anchor_first_latent: keep latent frame 0 as the first context frame for ever, instead of re-encoding.
+    """
+
+    models: Mapping[Role, CausalWan]
+    vae: WanVAE
+    geometry: Geometry
+    steps: Mapping[Role, Sequence[float]]
+    shift: float = 5.0
+    context_frames: int = 3
+    anchor_first_latent: bool = False
+    rolling: Mapping[Role, Rolling] = field(default_factory=dict)
+    attention: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        if self.context_frames < 1 or self.context_frames % self.geometry.latent_frames:
+            raise ValueError(f"{self.context_frames} context frames are not a multiple of a block's latent frames")
+
+    @property
+    def device(self) -> torch.device:
+        return self.vae.device
+
+    def describe(self) -> str:
+        precisions = {role: str(model.dtype).removeprefix("torch.") for role, model in self.models.items()}
+        return f"{', '.join(f'{role} {dtype}' for role, dtype in precisions.items())}, attention {self.attention}"
+
+    @contextmanager
+    def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["SessionRun"]:
+        with torch.inference_mode():
+            yield SessionRun(self, height, width, batch, paced(self.device, on_step))
+
+
+class SessionRun:
+    """One rollout's scratch memory: a cache of keys and values per model, and each model's text keys and values."""
+
+    def __init__(self, pair: SessionPair, height: int, width: int, batch: int, on_step: OnStep) -> None:
+        self.pair, self.on_step = pair, on_step
+        self.shape = pair.geometry.latent_shape(width, height, batch)
+        self.table = FlowTable(pair.shift)
+        self._caches: dict[Role, KeyValueCache] = {}
+        self._texts: dict[Role, tuple[Tensor, TextKV]] = {}
+
+    def begin(self) -> SessionContext:
+        batch, channels, _, height, width = self.shape
+        factor = self.pair.geometry.spatial_factor
+        return SessionContext(
+            blocks=0,
+            latents=torch.zeros(batch, channels, 0, height, width, device=self.pair.device),
+            last_frames=torch.zeros(batch, 3, 0, height * factor, width * factor, device=self.pair.device),
+            decoder=StreamState(),
+        )
+
+    def generate(self, role: Role, context: SessionContext, prompt: Tensor, draw: Draw) -> Tensor:
+        """Few-step generation: predict x0, mix it with fresh noise for the next time, and so on; no guidance."""
+        pair, model = self.pair, self.pair.models[role]
+        text, cache = self._text(role, prompt), self._cache(role)
+        frames = pair.geometry.latent_frames
+        if role in pair.rolling:
+            seen, first = None, context.blocks * frames
+        else:
+            cache.clear()
+            seen = context.window(pair.context_frames)
+            first = 0 if seen is None else seen.shape[2]
+
+        x = draw(0).to(pair.device)
+        for index, t in enumerate(steps := pair.steps[role]):
+            if index:
+                x = self.table.renoise(x0, draw(index).to(pair.device), t)
+            if index == 0 and seen is not None:
+                # The context pass rides along with the first evaluation: context frames never see the noisy block.
+                both = torch.cat([seen, x], dim=2)
+                times = self._times(len(x), (0.0, first), (t, frames))
+                flow = model(both, times, text, cache, 0, group=frames, wanted=frames)
+            else:
+                flow = model(x, self._times(len(x), (t, frames)), text, cache, first)
+            x0 = self.table.x0_from_flow(flow, x, t)
+            self.on_step(Step("denoise", role, index + 1, len(steps)))
+        return x0
+
+    def commit(self, context: SessionContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, SessionContext]:
+        pair, keep = self.pair, self.pair.context_frames
+        decoded, decoder = [], context.decoder
+        for index, latent in enumerate(latents.split(1, dim=2)):
+            frames, decoder = pair.vae.decode(latent, decoder)
+            decoded.append(frames.float().clamp(-1, 1))
+            self.on_step(Step("decode", None, index + 1, latents.shape[2]))
+
+        last_frames = torch.cat([context.last_frames, *(frames[:, :, -1:] for frames in decoded)], dim=2)[:, :, -keep:]
+        for role in pair.rolling:
+            self._append(role, context.blocks, latents, prompt)
+        advanced = SessionContext(
+            blocks=context.blocks + 1,
+            latents=torch.cat([context.latents, latents], dim=2)[:, :, -keep:],
+            last_frames=last_frames,
+            decoder=decoder,
+            **self._anchor_and_image(context, latents, last_frames),
+        )
+        return torch.cat(decoded, dim=2), advanced
+
+    def restore(self, saved: Committed) -> SessionContext:
+        """The context after `saved.blocks` blocks. The decoder's histories are rebuilt by decoding the newest latents
+        again, so that everything that follows is bit-identical on a deterministic device."""
+        pair, keep = self.pair, self.pair.context_frames
+        frames = pair.geometry.latent_frames
+        replayed = -(-(DECODER_MEMORY + keep - frames) // frames)
+        first = max(0, saved.blocks - replayed)
+        blocks = [saved.latents(block).to(pair.device) for block in range(first, saved.blocks)]
+        decoder, last_frames = StreamState(started=first > 0), []
+        for latents in blocks:
+            for latent in latents.split(1, dim=2):
+                decoded, decoder = pair.vae.decode(latent, decoder)
+                last_frames.append(decoded[:, :, -1:].float().clamp(-1, 1))
+        for role in pair.rolling:
+            for block in range(saved.blocks):
+                self._append(role, block, saved.latents(block).to(pair.device), saved.prompt(block))
+        return SessionContext(
+            blocks=saved.blocks,
+            latents=torch.cat(blocks, dim=2)[:, :, -keep:],
+            last_frames=torch.cat(last_frames, dim=2)[:, :, -keep:],
+            decoder=decoder,
+            **{name: tensor.to(pair.device) for name, tensor in saved.extra.items()},
+        )
+
+    def _anchor_and_image(self, context: SessionContext, latents: Tensor, last_frames: Tensor) -> dict[str, Tensor]:
+        """The first context frame of the next block, where it is not simply the oldest latent frame."""
+        pair = self.pair
+        if pair.anchor_first_latent:
+            return {"anchor": latents[:, :, :1].clone() if context.anchor is None else context.anchor}
+        if (context.blocks + 1) * latents.shape[2] > pair.context_frames:
+            return {"image": pair.vae.encode(last_frames[:, :, :1])[0]}
+        return {}
+
+    def _append(self, role: Role, block: int, latents: Tensor, prompt: Tensor) -> None:
+        """Keys and values of a committed block into a rolling cache; doing it again for the same block replaces them."""
+        frames = latents.shape[2]
+        cache, times = self._cache(role), self._times(len(latents), (0.0, frames))
+        self.pair.models[role](latents, times, self._text(role, prompt), cache, block * frames, wanted=0)
+        self.on_step(Step("commit", role, 1, 1))
+
+    def _cache(self, role: Role) -> KeyValueCache:
+        if role not in self._caches:
+            batch, _, frames, height, width = self.shape
+            rolling = self.pair.rolling.get(role)
+            size, sink = (rolling.window, rolling.sink) if rolling else (self.pair.context_frames + frames, 0)
+            tokens = (height // 2) * (width // 2)
+            self._caches[role] = KeyValueCache(self.pair.models[role], batch, size, tokens, sink)
+        return self._caches[role]
+
+    def _text(self, role: Role, prompt: Tensor) -> TextKV:
+        known = self._texts.get(role)
+        if known is None or known[0] is not prompt:
+            known = self._texts[role] = (prompt, self.pair.models[role].encode_text(prompt))
+        return known[1]
+
+    def _times(self, batch: int, *spans: tuple[float, int]) -> Tensor:
+        """[B, F] from spans of (time, frames)."""
+        times = [t for t, frames in spans for _ in range(frames)]
+        return torch.tensor(times, device=self.pair.device).expand(batch, -1)

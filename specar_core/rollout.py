@@ -1,0 +1,75 @@
+"""The rollout: choose a role, generate a block, commit it, report it.
+
+Exactly one model generates each block, and what it generated is committed to the one context that both models see.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .backbones.base import Committed, Context, Pair, Step
+from .errors import SpecarError
+from .schedule import Role, Schedule
+
+Prompts = Callable[[int], Tensor]
+Noise = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """One committed block: latents [B, C, T, h, w] float32, frames [B, 3, N, H, W] in [-1, 1], both on the device."""
+
+    index: int
+    role: Role
+    latents: Tensor
+    frames: Tensor
+    context: Context
+    seconds: float
+    forwards: int
+
+
+def rollout(
+    pair: Pair,
+    schedule: Schedule,
+    prompts: Prompts,
+    noise: Noise,
+    *,
+    height: int,
+    width: int,
+    batch: int = 1,
+    resume: Committed | None = None,
+    keep_first_frames: bool = False,
+    on_step: Callable[[int, Step], None] = lambda block, step: None,
+) -> Iterator[BlockResult]:
+    """Generate the blocks of `schedule`, one after another.
+
+    prompts(b): text embeddings [B, L, D] of block b; noise(b, j): its j-th noise tensor [B, C, T, h, w]; resume: what
+    an earlier run committed. on_step(b, step) is called after every forward and every decoded latent frame; raising in
+    it ends the rollout, and the blocks that were yielded stay good.
+    """
+    block, forwards = 0, 0
+
+    def count(step: Step) -> None:
+        nonlocal forwards
+        forwards += step.kind != "decode"
+        on_step(block, step)
+
+    with pair.lease(height, width, batch, count) as run:
+        context = run.begin() if resume is None else run.restore(resume)
+        for block in range(context.blocks, schedule.blocks):
+            started, forwards = time.perf_counter(), 0
+            role, prompt = schedule.role(block), prompts(block)
+            latents = run.generate(role, context, prompt, lambda draw: noise(block, draw))
+            if not torch.isfinite(latents).all():
+                raise SpecarError(
+                    f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
+                    f"the blocks before it are good. Try another precision or attention back end."
+                )
+            frames, context = run.commit(context, latents, prompt)
+            if block == 0:
+                frames = frames[:, :, pair.geometry.delivered_from(keep_first_frames) :]
+            seconds = time.perf_counter() - started
+            yield BlockResult(block, role, latents, frames, context, seconds, forwards)

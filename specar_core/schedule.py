@@ -1,0 +1,55 @@
+"""Where the target blocks go, and what that guarantees.
+
+A video of H blocks is generated one block after another. A schedule says, before generation starts, which k of them
+the target generates; the drafter generates the rest. `spread` places them at floor(i*H/k): block 0 is a target block,
+and no draft run is longer than ceil(H/k) - 1. No schedule with k targets that begins with a target block can promise
+less: its k gaps sum to H, so one of them is at least ceil(H/k) blocks long, its target included.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["target", "drafter"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which of `blocks` blocks the target generates. `targets` is sorted and holds each block once."""
+
+    blocks: int
+    targets: tuple[int, ...]
+    policy: str = "list"
+
+    def __post_init__(self) -> None:
+        if list(self.targets) != sorted(set(self.targets)):
+            raise ValueError(f"target blocks {self.targets} are not sorted and unique")
+        if self.targets and not (0 <= self.targets[0] and self.targets[-1] < self.blocks):
+            raise ValueError(f"target blocks {self.targets} do not lie inside {self.blocks} blocks")
+
+    def role(self, block: int) -> Role:
+        return "target" if block in self.targets else "drafter"
+
+    @property
+    def draft_runs(self) -> tuple[int, ...]:
+        """Lengths of the runs of consecutive drafter blocks, in order."""
+        edges = (-1, *self.targets, self.blocks)
+        runs = (after - before - 1 for before, after in zip(edges, edges[1:], strict=False))
+        return tuple(run for run in runs if run)
+
+    @property
+    def max_draft_run(self) -> int:
+        return max(self.draft_runs, default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "blocks": self.blocks,
+            "targets": list(self.targets),
+            "draft_runs": list(self.draft_runs),
+            "max_draft_run": self.max_draft_run,
+            "policy": self.policy,
+        }
+
+
+def spread(blocks: int, k: int) -> Schedule:
+    """k target blocks at even distances, block 0 included (0 <= k <= blocks)."""
+    return Schedule(blocks, tuple(i * blocks // k for i in range(k)), f"spread:{k}")

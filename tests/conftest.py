@@ -1,0 +1,32 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def golden(name: str):
+    """Tensors and metadata of a golden file, e.g. golden("krea/sched")."""
+    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+        return tensors, json.loads(file.metadata()["meta"])
+
+
+def weights(tensors):
+    """The state dict that a golden file carries."""
+    return {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
+
+
+def assert_close(actual, expected, tolerance):
+    """Largest absolute difference, in float64; NaN never passes."""
+    assert actual.shape == expected.shape, f"{tuple(actual.shape)} against {tuple(expected.shape)}"
+    worst = (actual.double() - expected.double()).abs().max().item()
+    assert worst <= tolerance, f"differs by {worst:.3g}, tolerance {tolerance:g}"
