@@ -1,7 +1,7 @@
 """The one place that converts seconds, frames, latent frames and blocks, and that checks sizes.
 
-A latent frame is one time step of the VAE's latent space; the first one of a clip decodes to 1 frame, each later one
-to 4. Krea and Self-Forcing decode one long clip (9, 12, 12, ... frames a block, the first 3 of them not delivered, which
+A latent frame is one time step of the latent space; the first one of a clip decodes to 1 frame, each later one
+to 4. Krea and Self-Forcing decode one long clip (9, 12, 12, ... frames a block, the first 3 not delivered, which
 gives the published 426 frames for 36 blocks); Helios decodes every block as a clip of its own (33 frames a block).
 """
 

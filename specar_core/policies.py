@@ -11,9 +11,7 @@ from collections.abc import Callable
 from .errors import UsageError
 from .schedule import Schedule, spread
 
-SPECS = (
-    "spread:K, first, front:K, back:K, random:K@SEED, stride:S, list:0,5,10, max-run:R, target-only, draft-only"
-)
+SPECS = "spread:K, first, front:K, back:K, random:K@SEED, stride:S, list:0,5,10, max-run:R, target-only, draft-only"
 Notices = list[str]
 
 

@@ -6,6 +6,7 @@ Exactly one model generates each block, and what it generated is committed to th
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,10 @@ Noise = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True)
 class BlockResult:
-    """One committed block: latents [B, C, T, h, w] float32, frames [B, 3, N, H, W] in [-1, 1], both on the device."""
+    """One committed block: latents [B, C, T, h, w] float32, frames [B, 3, N, H, W] in [-1, 1], both on the device.
+
+    `decode_seconds` is the part of `seconds` that turned latents into frames.
+    """
 
     index: int
     role: Role
@@ -28,6 +32,7 @@ class BlockResult:
     frames: Tensor
     context: Context
     seconds: float
+    decode_seconds: float
     forwards: int
 
 
@@ -62,14 +67,17 @@ def rollout(
         for block in range(context.blocks, schedule.blocks):
             started, forwards = time.perf_counter(), 0
             role, prompt = schedule.role(block), prompts(block)
-            latents = run.generate(role, context, prompt, lambda draw: noise(block, draw))
+            latents = run.generate(role, context, prompt, partial(noise, block))
             if not torch.isfinite(latents).all():
                 raise SpecarError(
                     f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
                     f"the blocks before it are good. Try another precision or attention back end."
                 )
+            generated = time.perf_counter()
             frames, context = run.commit(context, latents, prompt)
+            if frames.is_cuda:
+                torch.cuda.synchronize(frames.device)
+            ended = time.perf_counter()
             if block == 0:
                 frames = frames[:, :, pair.geometry.delivered_from(keep_first_frames) :]
-            seconds = time.perf_counter() - started
-            yield BlockResult(block, role, latents, frames, context, seconds, forwards)
+            yield BlockResult(block, role, latents, frames, context, ended - started, ended - generated, forwards)

@@ -7,9 +7,7 @@ from specar_core.geometry import Geometry
 from specar_core.models.vae import VaeConfig, WanVAE
 from specar_core.models.wan import CausalWan, WanConfig
 
-KREA_GEOMETRY = Geometry(
-    fps=16, latent_frames=3, first_frames=9, later_frames=12, dropped=3, size_multiple=16
-)
+KREA_GEOMETRY = Geometry(fps=16, latent_frames=3, first_frames=9, later_frames=12, dropped=3, size_multiple=16)
 
 
 def shapes(state):

@@ -90,9 +90,7 @@ def test_a_batch_shares_the_schedule_and_nothing_else():
 def test_two_runs_at_once_share_nothing():
     schedule = spread(3, 2)
     expected = latents(play(schedule))
-    runs = [
-        rollout(PAIR, schedule, lambda block: PROMPT, seeded(seed), **SIZE) for seed in (0, 1)
-    ]
+    runs = [rollout(PAIR, schedule, lambda block: PROMPT, seeded(seed), **SIZE) for seed in (0, 1)]
     results = list(zip(*runs, strict=True))
     assert torch.equal(latents([first for first, _ in results]), expected)
     assert torch.equal(latents([second for _, second in results]), latents(play(schedule, noise=seeded(1))))

@@ -147,7 +147,9 @@ def test_a_batch_is_its_members():
         assert_close(together[i : i + 1], flow, 2e-6)
 
 
-@pytest.mark.parametrize("config, parameters, tensors", [(WAN_1_3B, 1_418_996_800, 825), (WAN_14B, 14_288_491_584, 1095)])
+@pytest.mark.parametrize(
+    "config, parameters, tensors", [(WAN_1_3B, 1_418_996_800, 825), (WAN_14B, 14_288_491_584, 1095)]
+)
 def test_full_sizes(config, parameters, tensors):
     with torch.device("meta"):
         state = CausalWan(config).state_dict()

@@ -5,16 +5,22 @@ text keys, workspaces), which dies with it. What has been committed so far is a 
 replaces by a new one; so whatever goes wrong inside a block, the context is still the one after the block before.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from ..files import ModelFile
 from ..geometry import Geometry
 from ..schedule import Role
+
+if TYPE_CHECKING:
+    from ..job import Job
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,107 @@ class Run(Protocol):
 
 
 class Pair(Protocol):
-    geometry: Geometry
-    device: torch.device
+    @property
+    def geometry(self) -> Geometry: ...
 
-    def lease(
-        self, height: int, width: int, batch: int, on_step: OnStep
-    ) -> AbstractContextManager[Run]: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def attention(self) -> str:
+        """The attention back end's name."""
+        ...
+
+    def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> AbstractContextManager[Run]: ...
 
     def describe(self) -> str:
         """Precision and attention back end, for reports and errors."""
         ...
+
+
+class TextEncoder(Protocol):
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Text embeddings [B, L, D]."""
+        ...
+
+    def clipped(self, prompt: str) -> str | None:
+        """The last words that are kept, if the prompt is too long."""
+        ...
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a job runs, as far as it should not change the video."""
+
+    device: torch.device
+    precision: Literal["bf16", "fp32"]
+    attention: str = "auto"
+    compile: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes on the device that a job takes: the rollout's by part, and the text encoder's, which is gone by then."""
+
+    rollout: Mapping[str, int]
+    text: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.text, sum(self.rollout.values()))
+
+
+Progress = Callable[[str, int, int], None]  # what is loaded, bytes done, bytes in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone(ABC):
+    """A pair by name: what it is made of, its defaults, and how it is loaded.
+
+    options: whatever else changes pixels, with its default; files: to be downloaded; shipped: or part of this package,
+    by "target", "drafter", "text encoder" and "vae".
+    """
+
+    name: str
+    title: str
+    geometry: Geometry
+    width: int
+    height: int
+    blocks: int
+    steps: Mapping[Role, tuple[int, ...]]
+    options: Mapping[str, Any]
+    files: tuple[ModelFile, ...] = ()
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+
+    @abstractmethod
+    def default_schedule(self, blocks: int) -> str:
+        """The schedule, by name, of a video of this length."""
+
+    @abstractmethod
+    def check_steps(self, role: Role, steps: Sequence[int]) -> tuple[int, ...]:
+        """The steps as they are used; UsageError if this model cannot walk them."""
+
+    @abstractmethod
+    def check_options(self, options: Mapping[str, Any]) -> list[str]:
+        """Notices about a combination of options; UsageError, naming the value, if it cannot be."""
+
+    @abstractmethod
+    def forwards(self, job: "Job", role: Role, blocks: int) -> int:
+        """Forwards of this role's network for as many of the job's blocks."""
+
+    @abstractmethod
+    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder: ...
+
+    @abstractmethod
+    def load_pair(self, paths: Mapping[str, Path], job: "Job", machine: Machine, progress: Progress) -> Pair:
+        """The models that the job needs. SpecarError names a file that is not what its role needs."""
+
+    @abstractmethod
+    def needs(self, job: "Job", machine: Machine) -> Needs: ...
 
 
 def paced(device: torch.device, on_step: OnStep) -> OnStep:

@@ -24,7 +24,6 @@ from ..sampling.flow import FlowTable
 from ..schedule import Role
 from .base import Committed, Draw, OnStep, Step, paced
 
-
 # Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not.
 DECODER_MEMORY = 38
 
@@ -133,7 +132,7 @@ class SessionRun:
         x = draw(0).to(pair.device)
         for index, t in enumerate(steps := pair.steps[role]):
             if index:
-                x = self.table.renoise(x0, draw(index).to(pair.device), t)
+                x = self.table.renoise(x, draw(index).to(pair.device), t)
             if index == 0 and seen is not None:
                 # The context pass rides along with the first evaluation: context frames never see the noisy block.
                 both = torch.cat([seen, x], dim=2)
@@ -141,9 +140,9 @@ class SessionRun:
                 flow = model(both, times, text, cache, 0, group=frames, wanted=frames)
             else:
                 flow = model(x, self._times(len(x), (t, frames)), text, cache, first)
-            x0 = self.table.x0_from_flow(flow, x, t)
+            x = self.table.x0_from_flow(flow, x, t)
             self.on_step(Step("denoise", role, index + 1, len(steps)))
-        return x0
+        return x
 
     def commit(self, context: SessionContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, SessionContext]:
         pair, keep = self.pair, self.pair.context_frames
@@ -199,7 +198,7 @@ class SessionRun:
         return {}
 
     def _append(self, role: Role, block: int, latents: Tensor, prompt: Tensor) -> None:
-        """Keys and values of a committed block into a rolling cache; doing it again for the same block replaces them."""
+        """A committed block's keys and values into a rolling cache; the same block again replaces them."""
         frames = latents.shape[2]
         cache, times = self._cache(role), self._times(len(latents), (0.0, frames))
         self.pair.models[role](latents, times, self._text(role, prompt), cache, block * frames, wanted=0)
@@ -211,13 +210,15 @@ class SessionRun:
             rolling = self.pair.rolling.get(role)
             size, sink = (rolling.window, rolling.sink) if rolling else (self.pair.context_frames + frames, 0)
             tokens = (height // 2) * (width // 2)
-            self._caches[role] = KeyValueCache(self.pair.models[role], batch, size, tokens, sink)
+            model, device = self.pair.models[role], self.pair.device
+            self._caches[role] = KeyValueCache(model, batch, size, tokens, sink, device)
         return self._caches[role]
 
     def _text(self, role: Role, prompt: Tensor) -> TextKV:
         known = self._texts.get(role)
         if known is None or known[0] is not prompt:
-            known = self._texts[role] = (prompt, self.pair.models[role].encode_text(prompt))
+            keys_values = self.pair.models[role].encode_text(prompt.to(self.pair.device))
+            known = self._texts[role] = (prompt, keys_values)
         return known[1]
 
     def _times(self, batch: int, *spans: tuple[float, int]) -> Tensor:

@@ -75,7 +75,7 @@ def _flash3() -> Attend:
     try:
         hub = kernels.get_kernel("kernels-community/flash-attn3", version=1)
     except (ValueError, OSError, RuntimeError, ConnectionError) as error:
-        # No build for this torch, no network and nothing cached, or the wrong card (kernels has one of these for each).
+        # No build for this torch, nothing cached and no network, the wrong card: one of these for each.
         raise Absent(f"kernels found no FlashAttention 3: {str(error).splitlines()[0]}") from None
     return _first_output(hub.flash_attn_func)
 
@@ -107,11 +107,17 @@ BACKENDS = (
     Backend("flash3", (9, 0), (9, 0), _flash3),  # Hopper only: H100, H200 and GH200 are all 9.0
     Backend("cudnn", (9, 0), None, _cudnn),
     Backend("flash2", (8, 0), None, _flash2),
-    # SageAttention 2.2 gave noise on H100 and H200 for many users (krea-ai/realtime-video issues 4 and 16): by name only.
+    # SageAttention 2.2 gave noise on H100 and H200 for many users (krea-ai/realtime-video issue 16): by name only.
     Backend("sage", (8, 0), None, _sage, automatic=False),
     Backend("sdpa", None, None, lambda: sdpa),
 )
 NAMES = ("auto", *(backend.name for backend in BACKENDS))
+
+
+def check_name(name: str) -> None:
+    """UsageError unless `name` is a back end or "auto"."""
+    if name not in NAMES:
+        raise UsageError(f"unknown attention '{name}'; known are {', '.join(NAMES)}")
 
 
 def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choice:
@@ -119,8 +125,7 @@ def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choi
 
     A back end asked for by name that cannot be had is refused (UsageError) with the reason.
     """
-    if name not in NAMES:
-        raise UsageError(f"unknown attention '{name}'; known are {', '.join(NAMES)}")
+    check_name(name)
     passed_over: list[str] = []
     for backend in BACKENDS:
         if name != backend.name and not (name == "auto" and backend.automatic):
@@ -164,13 +169,13 @@ def probe(backend: Backend, device: torch.device, dtype: torch.dtype) -> Attend:
 def self_test(attend: Attend, device: torch.device, dtype: torch.dtype) -> float:
     """Relative error against float32 math at a real shape: 1560 queries, 3120 keys, heads of 128. NaN counts as 1."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, tokens, 2, 128, generator=generator).to(device, dtype) for tokens in (1560, 3120, 3120)
-    )
+    q, k, v = (torch.randn(1, tokens, 2, 128, generator=generator).to(device, dtype) for tokens in (1560, 3120, 3120))
     with sdpa_kernel(SDPBackend.MATH):
         expected = sdpa(q.float(), k.float(), v.float())
     try:
         error = (attend(q, k, v).float() - expected).norm() / expected.norm()
     except (RuntimeError, AssertionError, TypeError) as failure:  # how these packages refuse a device or a shape
-        raise Absent(f"fails here: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}") from None
+        raise Absent(
+            f"fails here: {str(failure).splitlines()[0] if str(failure) else type(failure).__name__}"
+        ) from None
     return error.item() if torch.isfinite(error) else 1.0

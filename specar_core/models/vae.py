@@ -10,7 +10,7 @@ decoding the whole.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,9 +150,7 @@ class Down(nn.Module):
 
     def __init__(self, channels: int, temporal: bool, operations: Any) -> None:
         super().__init__()
-        self.resample = nn.Sequential(
-            nn.ZeroPad2d((0, 1, 0, 1)), operations.Conv2d(channels, channels, 3, stride=2)
-        )
+        self.resample = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), operations.Conv2d(channels, channels, 3, stride=2))
         self.time_conv = operations.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if temporal else None
 
     def forward(self, x: Tensor, tape: Tape) -> Tensor:
@@ -235,7 +233,7 @@ class VaeConfig:
     multipliers: tuple[int, ...] = (1, 2, 4, 4)
 
     @classmethod
-    def detect(cls, shapes: dict[str, Sequence[int]]) -> "VaeConfig":
+    def detect(cls, shapes: Mapping[str, Sequence[int]]) -> "VaeConfig":
         """Width and depth from the shapes of a checkpoint's tensors; the multipliers are Wan's."""
         stage0 = {name.split(".")[2] for name in shapes if name.startswith("encoder.downsamples.")}
         first_down = min(int(i) for i in stage0 if f"encoder.downsamples.{i}.resample.1.weight" in shapes)

@@ -70,10 +70,19 @@ class KeyValueCache:
     writing beyond the capacity evicts the oldest frames, except the first `sink` ones (Self-Forcing's rolling cache).
     """
 
-    def __init__(self, model: "CausalWan", batch: int, frames: int, frame_tokens: int, sink: int = 0) -> None:
-        config, like = model.config, model.patch_embedding.bias
+    def __init__(
+        self,
+        model: "CausalWan",
+        batch: int,
+        frames: int,
+        frame_tokens: int,
+        sink: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device` is where the network computes, if that is not where its weights are kept."""
+        config, device = model.config, device or model.patch_embedding.bias.device
         shape = (config.num_layers, batch, frames * frame_tokens, config.num_heads, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(2))
+        self.keys, self.values = (torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2))
         self.capacity, self.frame_tokens, self.sink = frames * frame_tokens, frame_tokens, sink * frame_tokens
         self.clear()
 
@@ -95,11 +104,10 @@ class KeyValueCache:
         self.filled += end - self.seen
         self.seen, self.start = end, self.filled - tokens
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill the open slot of one layer; returns everything its queries may see, own frames last."""
-        for buffer, new in ((self.keys, k), (self.values, v)):
-            buffer[layer, :, self.start : self.filled] = new
-        return self.keys[layer, :, : self.filled], self.values[layer, :, : self.filled]
+    def slot(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Views of one layer: where the open frames' keys and values go, and all that their queries may see."""
+        keys, values = self.keys[layer, :, : self.filled], self.values[layer, :, : self.filled]
+        return keys[:, self.start :], values[:, self.start :], keys, values
 
 
 def rope_angles(first_frame: int, grid: Sequence[int], head_dim: int, device: Any = None) -> tuple[Tensor, Tensor]:
@@ -168,14 +176,16 @@ class Block(nn.Module):
             operations.Linear(dim, config.ffn_dim), nn.GELU(approximate="tanh"), operations.Linear(config.ffn_dim, dim)
         )
 
-    def forward(self, x, e, rope, text_kv, cache, layer, group, wanted, attend):
+    def forward(self, x, e, rope, text_kv, slot, group, wanted, attend):
         """x [B, F, S, d], e [B, F, 6, d]. Only the last `wanted` frames are computed beyond their keys and values."""
+        own_keys, own_values, keys, values = slot
         size = x.shape[2]
-        rows = (self.modulation.to(e.dtype) + e).unsqueeze(3).unbind(2)
+        rows = (self.modulation.to(e) + e).unsqueeze(3).unbind(2)
         shift1, scale1, gate1, shift2, scale2, gate2 = (row[:, -wanted:] for row in rows)
         hidden = torch.addcmul(rows[0], self.norm1(x), 1 + rows[1]).flatten(1, 2)
         k, v = self.self_attn.keys_values(hidden)
-        keys, values = cache.write(layer, rotate(k, rope), v)
+        own_keys.copy_(rotate(k, rope))
+        own_values.copy_(v)
         if not wanted:
             return x[:, :0]
         x = x[:, -wanted:]
@@ -206,14 +216,15 @@ class Head(nn.Module):
         self.head = operations.Linear(config.dim, 4 * config.channels)
 
     def forward(self, x: Tensor, e: Tensor) -> Tensor:
-        shift, scale = (self.modulation.to(e.dtype) + e.unsqueeze(2)).unsqueeze(3).unbind(2)
+        shift, scale = (self.modulation.to(e) + e.unsqueeze(2)).unsqueeze(3).unbind(2)
         return self.head(torch.addcmul(shift, self.norm(x), 1 + scale))
 
 
 class CausalWan(nn.Module):
     """Flow prediction for new latent frames, given those in the cache.
 
-    operations: where Linear, Conv3d, LayerNorm and RMSNorm are taken from, so that a host can put in its own.
+    operations: where Linear, Conv3d, LayerNorm and RMSNorm are taken from, so that a host can put in its own, whose
+    weights may lie elsewhere until they are used: it computes where its inputs are.
     """
 
     def __init__(self, config: WanConfig, operations: Any = nn, attend: Attend = sdpa) -> None:
@@ -221,28 +232,22 @@ class CausalWan(nn.Module):
         self.config, self.attend = config, attend
         dim, linear = config.dim, operations.Linear
         self.patch_embedding = operations.Conv3d(config.channels, dim, kernel_size=(1, 2, 2), stride=(1, 2, 2))
-        self.text_embedding = nn.Sequential(
-            linear(config.text_dim, dim), nn.GELU(approximate="tanh"), linear(dim, dim)
-        )
+        self.text_embedding = nn.Sequential(linear(config.text_dim, dim), nn.GELU(approximate="tanh"), linear(dim, dim))
         self.time_embedding = nn.Sequential(linear(config.freq_dim, dim), nn.SiLU(), linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), linear(dim, 6 * dim))
-        self.blocks = nn.ModuleList(Block(config, operations) for _ in range(config.num_layers))
+        self.blocks: Any = nn.ModuleList(Block(config, operations) for _ in range(config.num_layers))
         self.head = Head(config, operations)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.patch_embedding.bias.dtype
 
-    @property
-    def device(self) -> torch.device:
-        return self.patch_embedding.bias.device
-
     def encode_text(self, embeddings: Tensor) -> TextKV:
         """Keys and values of the cross-attention, per layer, from text embeddings [B, text_len, text_dim].
 
         They depend on the prompt only. No row is masked: Wan attends to the zeroed tail of a short prompt as well.
         """
-        hidden = self.text_embedding(embeddings.to(self.device, self.dtype))
+        hidden = self.text_embedding(embeddings.to(self.dtype))
         return [block.cross_attn.keys_values(hidden) for block in self.blocks]
 
     def forward(
@@ -274,7 +279,7 @@ class CausalWan(nn.Module):
         last = len(self.blocks) - 1
         for layer, (block, text_kv) in enumerate(zip(self.blocks, text, strict=True)):
             keep = wanted if layer == last else frames
-            x = block(x, e0, rope, text_kv, cache, layer, group, keep, self.attend)
+            x = block(x, e0, rope, text_kv, cache.slot(layer), group, keep, self.attend)
 
         # A token's 64 values are (2, 2, C): row and column inside the patch, then the channel.
         y = self.head(x, e[:, frames - wanted :]).view(batch, wanted, *grid[1:], 2, 2, channels)

@@ -1,0 +1,19 @@
+"""The pairs, by name."""
+
+from ..errors import UsageError
+from .base import Backbone
+
+NAMES = ("krea", "tiny")
+
+
+def backbone(name: str) -> Backbone:
+    """Raises UsageError for an unknown name."""
+    if name == "krea":
+        from .krea import KREA
+
+        return KREA
+    if name == "tiny":
+        from .tiny import TINY
+
+        return TINY
+    raise UsageError(f"unknown backbone '{name}'; known are {', '.join(NAMES)}")

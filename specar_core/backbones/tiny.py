@@ -1,0 +1,47 @@
+"""The tiny pair: architecture and code path of `krea` at a size that runs on any laptop. Its weights are shipped."""
+
+from pathlib import Path
+
+from ..models.tiny_text import TinyText, load_tiny_text
+from ..models.vae import VaeConfig
+from ..models.wan import WanConfig
+from ..schedule import Role
+from .base import Machine, Progress
+from .causal_wan import CausalWanBackbone
+
+FOLDER = Path(__file__).parent / "tiny"
+TEXT_LENGTH, TEXT_DIM = 32, 64
+CONFIGS: dict[Role, WanConfig] = {
+    "target": WanConfig(
+        dim=192, ffn_dim=768, num_layers=6, num_heads=6, freq_dim=64, text_dim=TEXT_DIM, text_len=TEXT_LENGTH
+    ),
+    "drafter": WanConfig(
+        dim=96, ffn_dim=384, num_layers=3, num_heads=3, freq_dim=64, text_dim=TEXT_DIM, text_len=TEXT_LENGTH
+    ),
+}
+VAE_CONFIG = VaeConfig(dim=8)
+
+
+def load_text_encoder(path: Path, machine: Machine, progress: Progress) -> TinyText:
+    return load_tiny_text(path, machine.device)
+
+
+TINY = CausalWanBackbone(
+    name="tiny",
+    title="tiny pair: coloured shapes, 96x64",
+    width=96,
+    height=64,
+    blocks=8,
+    schedule=lambda blocks: "max-run:5",
+    files=(),
+    configs=CONFIGS,
+    vae_config=VAE_CONFIG,
+    text_encoder=load_text_encoder,
+    text_bytes=1 << 20,
+    shipped={
+        "target": FOLDER / "target.safetensors",
+        "drafter": FOLDER / "drafter.safetensors",
+        "text encoder": FOLDER / "text_encoder.safetensors",
+        "vae": FOLDER / "vae.safetensors",
+    },
+)

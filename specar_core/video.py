@@ -1,0 +1,389 @@
+"""Finished frames become an mp4 while the next block is generated.
+
+A worker thread encodes behind a bounded queue, so memory does not grow with the length of the video. Every few
+blocks a fresh encoder starts: a segment then depends on nothing but its own frames, which is what lets a resumed
+run give the same video as an uninterrupted one. Whole segments lie in `FILE.run/`, playable by themselves, and
+become `FILE.mp4` by copying their packets, without a second encoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from .errors import SpecarError, UsageError
+
+log = logging.getLogger("specar")
+
+# What makes a segment's bytes a function of its frames. The number of threads changes x264's decisions, so it must
+# not follow the machine. The macroblock tree reads memory that nobody wrote: its bytes differ from run to run (x264
+# core 164 and 165; seen with glibc's MALLOC_PERTURB_), and without it a file is 5 to 40 % larger and slightly better.
+# `stitchable` is for segments that will be put together: no headers that depend on the pictures.
+X264_OPTIONS = {"threads": "4", "x264-params": "mbtree=0:stitchable=1"}
+REORDERED = 2  # frames that x264's B-frames (with pyramid, its default) are decoded ahead of being shown
+BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
+
+
+def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
+    """[B, 3, T, H, W] in [-1, 1] on any device -> uint8 [B, T, H, W, 3] on the CPU; rounded and clamped."""
+    levels = frames.float().add(1).mul_(127.5).round_().clamp_(0, 255)  # float32: bf16 cannot hold 256 levels
+    return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
+
+
+class VideoWriter:
+    """Writes FILE.mp4 block by block: H.264, yuv420p, bt709, fast start.
+
+    Make it before the expensive work: it refuses at once what could not be written later. Use it as a context
+    manager and call `finish`; leaving without that, by an exception or not, keeps the blocks so far (`abort`).
+
+    `folder` holds the segments, by default FILE.run beside FILE.mp4. `keep_blocks` continues an earlier run: whole
+    segments within its first `keep_blocks` blocks are kept, and blocks are added from `blocks_done` on.
+
+    Raises UsageError for a path that must not be written, SpecarError for one that cannot.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        fps: int | Fraction,
+        width: int,
+        height: int,
+        *,
+        crf: int = 17,
+        blocks_per_segment: int = 4,
+        queue_blocks: int = 2,
+        folder: str | Path | None = None,
+        keep_blocks: int = 0,
+        overwrite: bool = False,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.partial_path = self.path.with_suffix(".partial.mp4")
+        self.folder = Path(folder).absolute() if folder else self.path.with_suffix(".run")
+        self.encode_seconds = 0.0
+        self._fps, self._size, self._crf = Fraction(fps), (width, height), crf
+        self._blocks_per_segment = blocks_per_segment
+        self._queue_blocks = queue_blocks
+        self._continues = keep_blocks > 0
+        self._overwrite = overwrite
+
+        self._check_target()
+        self._finished = self._open_folder(keep_blocks // blocks_per_segment)
+        self._segment: _Segment | None = None
+        self._broken = self._closed = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-encode")
+        self._pending: deque[Future[None]] = deque()
+        if width % 2 or height % 2:
+            log.warning("H.264 needs even sizes: the last column or row of %dx%d is repeated.", width, height)
+
+    @property
+    def blocks_done(self) -> int:
+        """Blocks in whole segments: safe on the disk. A continued run goes on with this block."""
+        return self._finished * self._blocks_per_segment
+
+    def add_block(self, frames: torch.Tensor) -> None:
+        """Queues uint8 frames [T, H, W, 3], which must not change afterwards; waits while the queue is full.
+
+        Raises SpecarError when an earlier block could not be written.
+        """
+        width, height = self._size
+        if frames.dtype != torch.uint8 or frames.shape[1:] != (height, width, 3):
+            raise ValueError(f"frames are {frames.dtype} {tuple(frames.shape)}, not uint8 [T, {height}, {width}, 3]")
+        while self._pending and (self._pending[0].done() or len(self._pending) >= self._queue_blocks):
+            self._pending[0].result()
+            self._pending.popleft()
+        self._pending.append(self._worker.submit(self._encode, frames.numpy()))
+
+    def finish(self, metadata: Mapping[str, str]) -> Path:
+        """Joins everything into FILE.mp4 with `metadata` (key to text) and removes the segments."""
+        for block in self._pending:
+            block.result()
+        if self.path.exists() and not self._overwrite:
+            raise SpecarError(f"{self.path} appeared while this video was made, and is not overwritten.")
+        _join(self._sources(), self.path, self._fps, metadata)
+        self._close()
+        with contextlib.suppress(OSError):  # the video is whole; what cannot be removed does no harm
+            if self._continues:
+                self.partial_path.unlink(missing_ok=True)
+            for segment in self.folder.glob("segment-*"):
+                segment.unlink()
+            self.folder.rmdir()  # fails while others keep files in it
+        return self.path
+
+    def abort(self, metadata: Mapping[str, str] | None = None) -> Path | None:
+        """Joins the blocks added so far into FILE.partial.mp4; returns its path, or None without a block.
+
+        The segments stay, for a run that continues. On a full disk they are all that stays: that is logged, and
+        None returned.
+        """
+        self._close()
+        try:
+            sources = self._sources()
+            if sources:
+                _join(sources, self.partial_path, self._fps, metadata or {})
+        except SpecarError as error:
+            log.error("%s The finished parts are in %s", error, self.folder)
+            return None
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # fails while there are segments in it
+        return self.partial_path if sources else None
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._closed and (partial := self.abort()):
+            log.warning("The finished blocks are in %s", partial)
+
+    def _check_target(self) -> None:
+        import av
+
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder; add a file name ending in .mp4.")
+        if self.path.suffix.lower() != ".mp4":
+            raise UsageError(f"{self.path} does not end in .mp4, the only format written here.")
+        if self.path.exists() and not self._overwrite:
+            raise UsageError(f"{self.path} exists; choose another name, or overwrite it with --overwrite.")
+        try:
+            av.codec.Codec("libx264", "w")
+        except ValueError as error:
+            raise SpecarError("This PyAV has no libx264; install the usual build: pip install av") from error
+
+    def _open_folder(self, most: int) -> int:
+        """Makes the folders, proves that they can be written, and returns how many segments are kept."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for place in (self.path, self._segment_path(0)):
+                _part(place).touch()
+                _part(place).unlink()
+            kept = 0
+            while kept < most and _is_whole(self._segment_path(kept)):
+                kept += 1
+            rest = set(self.folder.glob("segment-*.mp4")) - {self._segment_path(index) for index in range(kept)}
+            if rest and not self._continues and not self._overwrite:
+                todo = "resume it, choose another name, or start again with --overwrite"
+                raise UsageError(f"{self.folder} holds an unfinished video; {todo}.")
+            for segment in rest:
+                segment.unlink()
+        except OSError as error:
+            raise SpecarError(f"Cannot write {self.path}: {error}. Choose another folder.") from error
+        return kept
+
+    def _segment_path(self, index: int) -> Path:
+        return self.folder / f"segment-{index:05d}.mp4"
+
+    def _encode(self, frames: np.ndarray) -> None:
+        """Runs in the worker. After a failure nothing more is taken: it would leave a hole in the video."""
+        if self._broken:
+            return
+        self._broken = True
+        started = time.perf_counter()
+        if self._segment is None:
+            self._segment = _Segment(self._fps, *self._size, self._crf)
+        self._segment.add(frames)
+        if self._segment.blocks == self._blocks_per_segment:
+            data = self._segment.close()
+            with _replacing(self._segment_path(self._finished), len(data)) as part:
+                part.write_bytes(data)
+            self._segment = None
+            self._finished += 1
+        self.encode_seconds += time.perf_counter() - started
+        self._broken = False
+
+    def _sources(self) -> list[Path | io.BytesIO]:
+        """What is finished, in order: segments on the disk, then the unfinished one from memory."""
+        sources: list[Path | io.BytesIO] = []
+        for index in range(self._finished):
+            if not self._segment_path(index).exists():
+                raise SpecarError(f"{self._segment_path(index)} was removed while the video was made.")
+            sources.append(self._segment_path(index))
+        if self._segment is not None and self._segment.blocks:
+            sources.append(io.BytesIO(self._segment.close()))
+        return sources
+
+    def _close(self) -> None:
+        self._closed = True
+        self._worker.shutdown()
+
+
+class _Segment:
+    """Some blocks as an mp4 of their own, in memory (a few megabytes) until it is whole."""
+
+    def __init__(self, fps: Fraction, width: int, height: int, crf: int) -> None:
+        import av
+
+        self.blocks = 0
+        self._frames, self._tick = 0, 1 / fps
+        self._data = b""
+        self._file = io.BytesIO()
+        self._container = av.open(self._file, "w", format="mp4")
+        self._stream = self._container.add_stream("libx264", rate=fps, options={"crf": str(crf), **X264_OPTIONS})
+        self._stream.width, self._stream.height = width + width % 2, height + height % 2
+        self._stream.pix_fmt = "yuv420p"
+        context = self._stream.codec_context
+        context.color_primaries = context.color_trc = context.colorspace = BT709
+        context.color_range = LIMITED_RANGE
+
+    def add(self, frames: np.ndarray) -> None:
+        import av
+
+        _, height, width, _ = frames.shape
+        frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        for frame in frames:
+            # Of swscale's filters, area is the one whose chroma is rounded and not cut off: no colour cast.
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(
+                format="yuv420p",
+                src_colorspace="ITU709",
+                dst_colorspace="ITU709",
+                src_color_range="JPEG",
+                dst_color_range="MPEG",
+                interpolation="AREA",
+            )
+            picture.pts, picture.time_base = self._frames, self._tick
+            self._container.mux(self._stream.encode(picture))
+            self._frames += 1
+        self.blocks += 1
+
+    def close(self) -> bytes:
+        if not self._data:
+            self._container.mux(self._stream.encode())
+            self._container.close()
+            self._data = self._file.getvalue()
+        return self._data
+
+
+def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, metadata: Mapping[str, str]) -> None:
+    """Copies the packets of all sources into one file, one frame after another, and renames it to `target`."""
+    import av
+
+    size = sum(s.stat().st_size if isinstance(s, Path) else len(s.getvalue()) for s in sources)
+    # The file counts its length in this unit, by default milliseconds, which cuts part of a frame off.
+    options = {"movflags": "faststart+use_metadata_tags", "movie_timescale": str(fps.numerator)}
+    with (
+        _replacing(target, size) as part,
+        av.open(part, "w", format="mp4", options=options) as output,
+    ):
+        # Text from outside may hold halves of surrogate pairs, which UTF-8 has no bytes for.
+        output.metadata.update({key: text.encode("utf-8", "replace").decode() for key, text in metadata.items()})
+        stream, headers, count = None, None, 0
+        for source in sources:
+            with av.open(source, "r") as segment:
+                video = segment.streams.video[0]
+                if stream is None:
+                    stream = output.add_stream_from_template(video, opaque=True)
+                    headers = video.codec_context.extradata
+                if video.codec_context.extradata != headers:
+                    raise SpecarError(f"{source} was encoded in another way than the segments before it.")
+                start = count
+                for packet in segment.demux(video):
+                    if packet.pts is None or packet.duration is None:  # the empty packet that ends a stream
+                        continue
+                    packet.pts = start + packet.pts // packet.duration
+                    packet.dts = count - REORDERED
+                    packet.duration, packet.time_base = 1, 1 / fps
+                    packet.stream = stream
+                    output.mux(packet)
+                    count += 1
+
+
+@contextlib.contextmanager
+def _replacing(target: Path, size: int) -> Iterator[Path]:
+    """A name beside `target` for about `size` bytes, renamed to it when they are safe on the disk."""
+    import av
+
+    part = _part(target)
+    try:
+        yield part
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except (OSError, av.FFmpegError) as error:
+        todo = "Make room or choose another folder."
+        raise SpecarError(f"Cannot write {target} ({size:,} bytes): {error}. {todo}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+Span = tuple[int, int]  # the content of a box: its first offset in the file, and the offset after it
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The texts that an mp4 file carries, by key. Raises SpecarError for anything but a whole mp4 file.
+
+    The file may be hostile: no demuxer sees it, and nothing is read but the boxes with the texts, moov/udta/meta with
+    the names in `keys` and the values in `ilst` (Apple, QuickTime File Format, "Metadata").
+    """
+    texts = {}
+    try:
+        with open(path, "rb") as file:
+            meta = _find(file, b"meta", _find(file, b"udta", _find_index(file)), header=4)
+            keys = _find(file, b"keys", meta, header=8)  # whose entries are laid out as boxes are
+            names = [_text(file, name) for _, name in _boxes(file, keys)]
+            for number, item in _boxes(file, _find(file, b"ilst", meta)):
+                value = _find(file, b"data", item, header=8)
+                if value and 0 < int.from_bytes(number, "big") <= len(names):
+                    texts[names[int.from_bytes(number, "big") - 1]] = _text(file, value)
+    except (OSError, ValueError) as error:
+        raise SpecarError(f"Cannot read {path} as an mp4 video: {error}") from error
+    return texts
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(_find_index(file))
+    except (OSError, ValueError):
+        return False
+
+
+def _find_index(file: BinaryIO) -> Span:
+    index = _find(file, b"moov", (0, file.seek(0, os.SEEK_END)))
+    if index is None:
+        raise ValueError("it has no index")
+    return index
+
+
+def _find(file: BinaryIO, name: bytes, within: Span | None, header: int = 0) -> Span | None:
+    """What follows the header of the first box `name`; looks at the others too, to notice what is cut off."""
+    found = [(start + header, end) for box, (start, end) in _boxes(file, within) if box == name]
+    return found[0] if found else None
+
+
+def _boxes(file: BinaryIO, within: Span | None) -> Iterator[tuple[bytes, Span]]:
+    """The boxes that fill a part of an mp4 file (ISO/IEC 14496-12, section 4.2), or ValueError."""
+    position, end = within or (0, 0)
+    while position < end:
+        file.seek(position)
+        size, name = struct.unpack(">I4s", file.read(8).ljust(8))
+        start = position + 8
+        if size == 1:  # too large for 32 bits
+            (size,) = struct.unpack(">Q", file.read(8).ljust(8))
+            start += 8
+        elif size == 0:  # up to the end
+            size = end - position
+        if not start <= position + size <= end:
+            raise ValueError("it is cut off or damaged")
+        position += size
+        yield name, (start, position)
+
+
+def _text(file: BinaryIO, span: Span) -> str:
+    file.seek(span[0])
+    return file.read(max(0, span[1] - span[0])).decode("utf-8", "replace")

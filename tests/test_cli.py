@@ -1,0 +1,276 @@
+"""The command line as a user meets it: real files, exit codes, one-line errors, nothing half written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from specar_core.backbones.tiny import TINY
+from specar_core.cli import app
+
+TINY_VIDEO = ["generate", "--backbone", "tiny", "--prompt", "a red ball", "--width", "48", "--height", "32"]
+
+
+def specar(*arguments, **environment):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(code, words, *arguments, **environment):
+    """One or two lines on standard error, nothing on standard output."""
+    result = specar(*arguments, **environment)
+    said = [line for line in result.stderr.splitlines() if line and not line.startswith("notice:")]
+    assert result.exit_code == code, result.output
+    assert words in " ".join(said), said
+    assert len(said) <= 2 and result.stdout == ""
+
+
+def frames_of(path):
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECAR_MODELS", str(tmp_path / "models"))
+    return tmp_path
+
+
+def test_a_video_and_its_report(here):
+    result = specar(*TINY_VIDEO, "--blocks", 3, "--k", 2, "--out", "t.mp4")
+    assert (result.exit_code, result.stdout) == (0, "t.mp4\n")
+    frames = frames_of("t.mp4")
+    report = json.loads(Path("t.json").read_text())
+    with av.open("t.mp4") as container:
+        assert json.loads(container.metadata["specar"]) == report
+        assert container.streams.video[0].average_rate == 16
+    assert len(frames) == report["frames"] == 30 and frames[0].shape == (32, 48, 3)
+    assert report["schedule"]["targets"] == [0, 1]
+    assert [block["role"] for block in report["blocks"]] == ["target", "target", "drafter"]
+    assert [block["forwards"] for block in report["blocks"]] == [4, 4, 4]
+    assert report["prompts"] == [{"block": 0, "text": "a red ball"}]
+    assert report["environment"]["precision"] == "fp32" and report["environment"]["attention"] == "sdpa"
+    assert {model["role"] for model in report["models"]} == {"target", "drafter", "text encoder", "vae"}
+    assert sum(report["timings"][part] for part in ("text", "load", "rollout", "decode")) <= report["timings"]["total"]
+    assert sorted(path.name for path in here.iterdir()) == ["t.json", "t.mp4"]
+
+
+def test_a_report_makes_the_same_video_again(here):
+    options = ["--schedule", "list:0,2", "--seed", 5, "--terminal-step", "--keep-first-frames", "--blocks", 3]
+    assert specar(*TINY_VIDEO, *options, "--steps", "drafter=1000,500", "--out", "a.mp4").exit_code == 0
+    assert specar("generate", "--from", "a.json", "--out", "b.mp4").exit_code == 0
+    a, b = json.loads(Path("a.json").read_text()), json.loads(Path("b.json").read_text())
+    assert [block["forwards"] for block in a["blocks"]] == [5, 3, 5]
+    for same in ("frames", "seed", "schedule", "sampling", "options", "prompts", "models"):
+        assert a[same] == b[same]
+    assert len(frames_of("a.mp4")) == 33
+    assert all((x == y).all() for x, y in zip(frames_of("a.mp4"), frames_of("b.mp4"), strict=True))
+    assert specar("generate", "--from", "a.json", "--k", 1, "--seconds", 1, "--out", "c.mp4").exit_code == 0
+    assert json.loads(Path("c.json").read_text())["schedule"]["policy"] == "spread:1"
+
+
+def test_json_on_standard_output(here):
+    result = specar(*TINY_VIDEO, "--blocks", 1, "--json")
+    assert json.loads(result.stdout) == json.loads(Path("specar.json").read_text())
+
+
+def test_rolling_context_for_the_drafter(here):
+    assert specar(*TINY_VIDEO, "--blocks", 3, "--drafter-context", "rolling:9:1").exit_code == 0
+    report = json.loads(Path("specar.json").read_text())
+    assert [block["forwards"] for block in report["blocks"]] == [5, 5, 5]
+    plan = json.loads(specar("plan", "--from", "specar.json", "--json").stdout)
+    assert sum(plan["forwards"].values()) == sum(block["forwards"] for block in report["blocks"])
+
+
+def test_an_existing_video_is_kept(here):
+    Path("t.mp4").write_bytes(b"mine")
+    refused(2, "exists", *TINY_VIDEO, "--blocks", 1, "--out", "t.mp4")
+    assert Path("t.mp4").read_bytes() == b"mine"
+    assert specar(*TINY_VIDEO, "--blocks", 1, "--out", "t.mp4", "--overwrite").exit_code == 0
+    assert len(frames_of("t.mp4")) == 6
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--width", "50"], "width 50 is not a multiple of 16; use 48 or 64"),
+        (["--seconds", "0"], "more than 0 seconds, not 0"),
+        (["--seconds", "-3"], "more than 0 seconds, not -3"),
+        (["--blocks", "0"], "at least 1 block, not 0"),
+        (["--frames", "0"], "at least 1 frame, not 0"),
+        (["--k", "-1"], "at least 0, not -1"),
+        (["--k", "2.5"], "whole number, not '2.5'"),
+        (["--k", "2", "--schedule", "first"], "only one of k and schedule"),
+        (["--seconds", "1", "--blocks", "2"], "only one of seconds and blocks"),
+        (["--schedule", "evenly"], "unknown schedule 'evenly'"),
+        (["--schedule", "list:0,99"], "block 99 lies outside"),
+        (["--steps", "target=900,100"], "the target's steps must fall from 1000"),
+        (["--steps", "target=1000,x"], "whole number, not 'x'"),
+        (["--steps", "helper=1000"], "unknown role 'helper'"),
+        (["--precision", "fp7"], "unknown precision 'fp7'"),
+        (["--attention", "flash9"], "unknown attention 'flash9'"),
+        (["--drafter-context", "rolling:2"], "too small"),
+        (["--drafter-context", "whole"], "unknown drafter context 'whole'"),
+        (["--example", "reef"], "only one of prompt and example"),
+        (["--backbone", "wan9"], "unknown backbone 'wan9'"),
+        (["--out", "t.avi"], "does not end in .mp4"),
+        (["--from", "none.json"], "cannot read none.json"),
+        (["--seed", str(2**64)], "64 bits"),
+    ],
+)
+def test_wrong_usage(here, options, words):
+    refused(2, words, *TINY_VIDEO, *options)
+    assert list(here.iterdir()) == []
+
+
+def test_unknown_option_and_missing_prompt(here):
+    assert specar("generate", "--frobnicate").exit_code == 2
+    refused(2, "what should the video show?", "generate", "--backbone", "tiny")
+
+
+def test_a_foreign_report_is_refused(here):
+    Path("x.json").write_text('{"schedule": 3}')
+    refused(2, "not the report of a SpecAR video", "generate", "--from", "x.json")
+
+
+@pytest.mark.parametrize(
+    "options, notice",
+    [
+        (["--k", "0"], "the drafter generates everything"),
+        (["--k", "9"], "9 target blocks asked for, but the video has 2"),
+        (["--schedule", "list:1"], "block 0 is a drafter block"),
+    ],
+)
+def test_notices(here, options, notice):
+    result = specar("plan", "--backbone", "tiny", "--prompt", "", "--blocks", 2, *options)
+    assert result.exit_code == 0 and notice in result.stderr
+
+
+def test_an_empty_prompt_is_a_prompt(here):
+    assert specar("generate", "--backbone", "tiny", "--prompt", "", "--blocks", 1).exit_code == 0
+
+
+def test_a_long_prompt_is_clipped_with_a_notice_that_says_where(here):
+    words = ["red", "ball"] * 15 + ["large", "star", "blue"]
+    result = specar("generate", "--backbone", "tiny", "--prompt", " ".join(words), "--blocks", 1)
+    assert result.exit_code == 0
+    assert "clipped" in result.stderr and "ball large star" in " ".join(result.stderr.split())
+
+
+def test_missing_models_are_named_before_anything_loads(here):
+    result = specar("generate", "--backbone", "krea", "--prompt", "x")
+    assert result.exit_code == 1
+    for words in ("krea-realtime-video-14b.safetensors", "specar download --backbone krea", str(here / "models")):
+        assert words in result.stderr
+    assert list(here.iterdir()) == []
+    plan = json.loads(specar("plan", "--backbone", "krea", "--prompt", "x", "--json").stdout)
+    assert len(plan["missing_files"]) == 4 and plan["frames"] == 426
+    assert plan["schedule"]["targets"] == [0, 5, 10, 15, 20, 25, 30]
+    assert plan["predicted_seconds"] is None and "not measured" in plan["unmeasured"]
+
+
+def test_a_model_that_no_block_needs_is_not_asked_for(here):
+    plan = specar("plan", "--backbone", "krea", "--prompt", "x", "--schedule", "draft-only", "--json").stdout
+    assert len(json.loads(plan)["missing_files"]) == 3
+
+
+def test_wrong_model_for_the_role(here):
+    shipped = TINY.shipped
+    refused(1, "it is the target's", *TINY_VIDEO, "--drafter", shipped["target"])
+    refused(1, "cannot be the target: it is a Wan 2.1 VAE", *TINY_VIDEO, "--target", shipped["vae"])
+    refused(1, "cannot be the VAE", *TINY_VIDEO, "--vae", shipped["target"])
+    refused(1, "not the tiny pair's text encoder", *TINY_VIDEO, "--text-encoder", shipped["vae"])
+    refused(2, "no drafter at gone.safetensors", *TINY_VIDEO, "--drafter", "gone.safetensors")
+    assert [path.name for path in here.iterdir()] == []
+
+
+def test_a_truncated_file(here):
+    whole = TINY.shipped["drafter"].read_bytes()
+    Path("cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused(1, f"of {len(whole):,} declared", *TINY_VIDEO, "--drafter", "cut.safetensors")
+    result = specar("check", "cut.safetensors", TINY.shipped["vae"])
+    assert result.exit_code == 1 and f"of {len(whole):,} declared" in result.stdout
+    assert "Wan 2.1 VAE" in result.stdout and "1 of 2 files cannot be used" in result.stderr
+
+
+def test_nan_in_a_block_keeps_the_blocks_before_it(here):
+    """A drafter with a damaged head: block 1 is the first one that it generates."""
+    weights = load_file(TINY.shipped["drafter"])
+    weights["head.head.bias"] = torch.full_like(weights["head.head.bias"], float("nan"))
+    save_file(weights, "damaged.safetensors")
+    result = specar(*TINY_VIDEO, "--blocks", 3, "--k", 1, "--drafter", "damaged.safetensors", "--out", "t.mp4")
+    assert result.exit_code == 1
+    for words in ("block 1 (drafter)", "NaN", "float32", "attention sdpa", "t.partial.mp4"):
+        assert words in " ".join(result.stderr.split())
+    assert len(frames_of("t.partial.mp4")) == 6 and not Path("t.mp4").exists()
+    assert len(json.loads(Path("t.partial.json").read_text())["blocks"]) == 1
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_the_finished_blocks(here, kind):
+    command = [sys.executable, "-m", "specar_core.cli", *TINY_VIDEO, "--blocks", "500", "--out", "t.mp4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(here.glob("t.run/segment-*.mp4")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(kind)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in said, said
+    blocks = len(json.loads(Path("t.partial.json").read_text())["blocks"])
+    assert blocks >= 4 and not Path("t.mp4").exists()
+    assert len(frames_of("t.partial.mp4")) == 6 + 12 * (blocks - 1)
+
+
+def test_a_disk_that_cannot_be_written(here):
+    Path("file").write_text("")
+    refused(1, "Cannot write", *TINY_VIDEO, "--blocks", 1, "--out", "file/t.mp4")
+
+
+def test_schedule_command():
+    schedule = json.loads(specar("schedule", "--blocks", 36, "--k", 7, "--json").stdout)
+    assert schedule == {
+        "blocks": 36,
+        "targets": [0, 5, 10, 15, 20, 25, 30],
+        "draft_runs": [4, 4, 4, 4, 4, 4, 5],
+        "max_draft_run": 5,
+        "policy": "spread:7",
+    }
+    assert "the longest is 5" in specar("schedule", "--blocks", 36, "--max-run", 5).stdout
+    refused(2, "give one of", "schedule", "--blocks", 36)
+
+
+def test_download_dry_run_lists_files_sizes_and_licences(here):
+    result = specar("download", "--backbone", "krea", "--dry-run")
+    assert result.exit_code == 0
+    for words in ("krea/krea-realtime-video", "28.58 GB", "Apache-2.0", "gdhe17/Self-Forcing", "missing"):
+        assert words in result.stdout
+    assert list(here.iterdir()) == []
+    assert "nothing to download" in specar("download", "--backbone", "tiny").stdout
+
+
+def test_doctor_and_examples(here):
+    doctor = json.loads(specar("doctor", "--json").stdout)
+    assert doctor["attention"]["sdpa"] == "yes" and "libx264" in doctor["machine"]["video encoder"]
+    assert doctor["models"]["krea target"].startswith("missing: ")
+    assert specar("doctor").stdout.startswith("machine\n")
+    examples = json.loads(specar("examples", "--json").stdout)
+    assert "reef" in examples and "tiny-ball" in specar("examples").stdout
+    assert specar("plan", "--backbone", "krea", "--example", "reef").exit_code == 0
+    refused(2, "unknown example 'none'", "plan", "--example", "none")
+
+
+def test_version():
+    assert specar("--version").stdout.startswith("specar 0.")

@@ -1,0 +1,1 @@
+"""How the tiny pair was made: data, training stages, scores. Not part of the installed package."""
