@@ -4,18 +4,26 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def random_network(build: Callable[[], nn.Module], dtype: torch.dtype, device: str = "cuda") -> nn.Module:
-    """A network on the device whose activations keep an ordinary scale: no weights are available, speed needs none."""
+def random_network(
+    build: Callable[[], nn.Module], dtype: torch.dtype, device: str = "cuda", keep_fp32: Collection[str] = ()
+) -> nn.Module:
+    """A network on the device whose activations keep an ordinary scale: no weights are available, speed needs none.
+
+    Parameters with one of `keep_fp32` as a part of their dotted name are float32.
+    """
     with torch.device("meta"):
-        network = build()
-    network = network.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+        network = build().to(dtype)
+    for name, value in network.named_parameters():
+        if not set(keep_fp32).isdisjoint(name.split(".")):
+            value.data = value.data.float()
+    network = network.to_empty(device=device).eval().requires_grad_(False)
     generator = torch.Generator(device).manual_seed(0)
     for name, value in network.named_parameters():
         if value.dim() == 1 or "gamma" in name:
@@ -27,6 +35,8 @@ def random_network(build: Callable[[], nn.Module], dtype: torch.dtype, device: s
 
 
 def machine() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {"card": "CPU", "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     properties = torch.cuda.get_device_properties(0)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
@@ -45,15 +55,21 @@ def milliseconds(work: Callable[[], Any], repeats: int = 7, warmup: int = 2) -> 
     """Median device time of one call."""
     for _ in range(warmup):
         work()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    return statistics.median(timed(work) for _ in range(repeats))
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Milliseconds of one call by the GPU's clock, or by ours where there is no GPU."""
+    if not torch.cuda.is_available():
+        started = time.perf_counter()
         work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+        return 1000 * (time.perf_counter() - started)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 class Stages:

@@ -18,6 +18,7 @@ import torch
 from specar_core.backbones.causal_wan import GEOMETRY, STEPS, times
 from specar_core.backbones.session import SessionPair
 from specar_core.models.attention import choose
+from specar_core.models.compiled import compile_blocks
 from specar_core.models.vae import WanVAE
 from specar_core.models.wan import WAN_1_3B, WAN_14B, CausalWan, KeyValueCache
 from specar_core.noise import noise
@@ -30,14 +31,17 @@ from .common import Stages, machine, milliseconds, random_network
 WIDTH, HEIGHT = 832, 480
 
 
-def build(attention: str) -> SessionPair:
+def build(attention: str, compiled: bool) -> SessionPair:
     device = torch.device("cuda")
     choice = choose(device, torch.bfloat16, attention)
     models = {
         role: random_network(lambda config=config: CausalWan(config, attend=choice.attend), torch.bfloat16)
         for role, config in (("target", WAN_14B), ("drafter", WAN_1_3B))
     }
-    vae = random_network(WanVAE, torch.float16)
+    if compiled:
+        for model in models.values():
+            compile_blocks(model)
+    vae = random_network(WanVAE, torch.float16).arrange()
     steps = {role: times(steps) for role, steps in STEPS.items()}
     return SessionPair(models, vae, GEOMETRY, steps, attention=choice.name)
 
@@ -128,12 +132,17 @@ def main() -> None:
     parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 7, 36])
     parser.add_argument("--blocks", type=int, default=36)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
-    pair = build(options.attention)
-    report = {"machine": machine(), "pair": pair.describe(), "milliseconds": calls(pair), "videos": []}
+    pair = build(options.attention, options.compile)
+    report = {"machine": machine(), "pair": pair.describe(), "compile": options.compile, "videos": []}
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        video(pair, 1, 3, Path(folder))
+        report["warm_up_seconds"] = round(time.perf_counter() - started, 1)
+    report["milliseconds"] = calls(pair)
     print(json.dumps(report, indent=1), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        video(pair, 1, 2, Path(folder) / "warm-up")
         for k in options.k:
             report["videos"].append(video(pair, k, options.blocks, Path(folder)))
             print(json.dumps(report["videos"][-1]), flush=True)

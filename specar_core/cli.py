@@ -111,9 +111,18 @@ def video(
     drafter_context: Annotated[
         Optional[str], Option("--drafter-context", help="session, or rolling:WINDOW[:SINK] in latent frames.")
     ] = None,
+    negative: Annotated[
+        Optional[str], Option("--negative", help="What the video should not show, for pairs with guidance.")
+    ] = None,
+    guidance: Annotated[
+        Optional[float], Option("--guidance", help="How far the target is led away from it; 1 is not at all.")
+    ] = None,
     precision: Annotated[Optional[str], Option("--precision", help="bf16 or fp32. Default: bf16 on a GPU.")] = None,
     attention: Annotated[
         Optional[str], Option("--attention", help="auto, or a name that `specar doctor` lists.")
+    ] = None,
+    compiled: Annotated[
+        Optional[bool], Option("--compile/--no-compile", help="Compile the models' blocks: about a minute, once.")
     ] = None,
     models_dir: ModelsDir = None,
     target: Annotated[Optional[Path], Option("--target", help="Checkpoint of the target.")] = None,
@@ -142,6 +151,8 @@ def video(
         "anchor_first_latent": anchor_first_latent,
         "keep_first_frames": keep_first_frames,
         "drafter_context": drafter_context,
+        "negative": negative,
+        "guidance": guidance,
     }
     if prompt is not None and example_name:
         raise UsageError("give only one of prompt and example")
@@ -149,7 +160,11 @@ def video(
     job = resolved(
         backbone_name or told.get("backbone", "krea"), given(asked), parse_steps(steps or []), given(options), told
     )
-    machine = this_machine(precision or told.get("precision"), attention or told.get("attention", "auto"))
+    machine = this_machine(
+        precision or told.get("precision"),
+        attention or told.get("attention", "auto"),
+        told.get("compile", False) if compiled is None else compiled,
+    )
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
         show_plan(job, machine, models_dir, named, as_json)
@@ -227,7 +242,7 @@ def read_report(path: Path) -> dict[str, Any]:
         return {
             "backbone": report["backbone"],
             "settings": {
-                "prompt": report["prompts"][0]["text"],
+                **({"prompt": report["prompts"][0]["text"]} if report["prompts"] else {}),
                 "seed": report["seed"],
                 "width": report["width"],
                 "height": report["height"],
@@ -238,6 +253,7 @@ def read_report(path: Path) -> dict[str, Any]:
             "options": report["options"],
             "precision": report["environment"]["precision"],
             "attention": report["environment"]["attention"],
+            "compile": report["environment"]["compile"],
             "models": report["models"],
         }
     except OSError as error:
@@ -246,7 +262,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not the report of a SpecAR video") from None
 
 
-def this_machine(precision: str | None, attention: str) -> "Machine":
+def this_machine(precision: str | None, attention: str, compiled: bool) -> "Machine":
     import torch
 
     from .backbones.base import Machine
@@ -257,7 +273,7 @@ def this_machine(precision: str | None, attention: str) -> "Machine":
     if precision not in ("bf16", "fp32"):
         raise UsageError(f"unknown precision '{precision}'; known are bf16 and fp32")
     check_name(attention)
-    return Machine(device, precision, attention)  # type: ignore[arg-type]
+    return Machine(device, precision, attention, compiled)  # type: ignore[arg-type]
 
 
 def show_plan(job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], as_json: bool) -> None:
@@ -326,7 +342,7 @@ def schedule(
 
 @app.command(help="Fetch the model files of a pair.")
 def download(
-    backbone_name: Annotated[str, Option("--backbone", help="krea.")],
+    backbone_name: Annotated[str, Option("--backbone", help="krea, helios or helios-mid.")],
     models_dir: ModelsDir = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List what would be fetched.")] = False,
 ) -> None:

@@ -58,9 +58,14 @@ def models_dir(option: str | Path | None = None) -> Path:
 
 
 def locate(file: ModelFile, models: Path) -> Path | None:
+    """Where the file is, below the folder that holds the model folders."""
+    return locate_in(file, models / file.folder)
+
+
+def locate_in(file: ModelFile, folder: Path) -> Path | None:
     """Where the file is, under its own name or another that serves. Broken links, unreadable folders and an index that
     lacks shards are skipped."""
-    candidates = (models / file.folder / name for name in (file.name, *file.alternatives))
+    candidates = (folder / name for name in (file.name, *file.alternatives))
     return next((path for path in candidates if os.path.exists(path) and all(map(os.path.exists, parts(path)))), None)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backbones.base import Machine, Step
+from .backbones.base import Machine, Pair, Step
 from .job import Job
 from .noise import noise
-from .report import describe_block, describe_models, report
+from .report import Record, describe_models
 from .rollout import BlockResult, rollout
 from .video import VideoWriter, to_rgb8
 
@@ -44,31 +43,35 @@ def generate(
     paths: the file of each model the job needs ("target", "drafter", "text encoder", "vae"). A run that does not
     finish leaves what it finished as FILE.partial.mp4 and FILE.partial.json.
     """
-    started = time.perf_counter()
-    geometry = job.backbone.geometry
-    writer = VideoWriter(out, geometry.fps, job.width, job.height, overwrite=overwrite)  # refuses before anything loads
-    timings = dict.fromkeys(("load", "text", "rollout", "decode", "encode", "total"), 0.0)
-    blocks: list[dict[str, Any]] = []
-    models: list[dict[str, Any]] = []
-    attention, finished = "", False
+    fps = job.backbone.geometry.fps
+    record = Record(job, machine)
+    with VideoWriter(out, fps, job.width, job.height, overwrite=overwrite) as writer:  # refuses before anything loads
+        needed = (*job.roles, "text encoder", "vae")
+        record.models = describe_models({what: path for what, path in paths.items() if what in needed})
+        with record.timed("text"):
+            prompt = _encode(job, machine, paths["text encoder"], listener)
+        with record.timed("load"):
+            pair = job.backbone.load_pair(paths, job, machine, listener.loading)
+        report = render(pair, prompt, record, writer, listener)
+    _write_json(report, out.with_suffix(".json"))
+    return report
 
-    def story() -> dict[str, Any]:
-        timings["encode"], timings["total"] = writer.encode_seconds, time.perf_counter() - started
-        peak = torch.cuda.max_memory_allocated(machine.device) if machine.device.type == "cuda" else 0
-        return report(
-            job, machine, attention=attention, blocks=blocks, timings=timings, models=models, peak_gpu_bytes=peak
-        )
+
+def render(
+    pair: Pair, prompt: Tensor, record: Record, writer: VideoWriter, listener: Listener, *, tagged: bool = True
+) -> dict[str, Any]:
+    """Roll out the job of `record` into the writer's file; returns the report, which the file holds too if `tagged`.
+
+    prompt: text embeddings, a row [L, D] for each text. What an unfinished run leaves is described in `generate`.
+    """
+    job, finished = record.job, False
+    shape = job.backbone.geometry.latent_shape(job.width, job.height)
+    record.attention = pair.attention
+
+    def tags(report: dict[str, Any]) -> dict[str, str]:
+        return {"specar": json.dumps(report)} if tagged else {}
 
     try:
-        models = describe_models(
-            {what: path for what, path in paths.items() if what in (*job.roles, "text encoder", "vae")}
-        )
-        prompt = _encode(job, machine, paths["text encoder"], listener)
-        timings["text"] = time.perf_counter() - started
-        loading = time.perf_counter()
-        pair = job.backbone.load_pair(paths, job, machine, listener.loading)
-        timings["load"], attention = time.perf_counter() - loading, pair.attention
-        shape = geometry.latent_shape(job.width, job.height)
         for result in rollout(
             pair,
             job.schedule,
@@ -80,29 +83,25 @@ def generate(
             on_step=listener.step,
         ):
             writer.add_block(to_rgb8(result.frames)[0])
-            blocks.append(describe_block(result))
-            timings["rollout"] += result.seconds - result.decode_seconds
-            timings["decode"] += result.decode_seconds
+            record.add(result)
             log.debug("block %d: %s, %.2f s", result.index, result.role, result.seconds)
             listener.block(result)
-        summary = story()
-        writer.finish({"specar": json.dumps(summary)})
+        report = record.report(writer.encode_seconds)
+        writer.finish(tags(report))
         finished = True
     finally:
         if not finished:
-            summary = story()
-            kept = writer.abort({"specar": json.dumps(summary)})
-            if kept:
-                log.warning("The finished blocks are in %s", kept)
-                _write_json(summary, kept.with_suffix(".json"))
-    _write_json(summary, out.with_suffix(".json"))
-    return summary
+            report = record.report(writer.encode_seconds)
+            if partial := writer.abort(tags(report)):
+                log.warning("The finished blocks are in %s", partial)
+                _write_json(report, partial.with_suffix(".json"))
+    return report
 
 
 def _encode(job: Job, machine: Machine, path: Path, listener: Listener) -> Tensor:
-    """Text embeddings [1, L, D]. The encoder is gone afterwards: with the models it would not fit every card."""
+    """Embeddings, a row [L, D] for each text. The encoder is gone afterwards: few cards hold it and the models."""
     encoder = job.backbone.load_text_encoder(path, machine, listener.loading)
-    embeddings = encoder.encode([job.prompt])
+    embeddings = encoder.encode(job.backbone.texts(job))
     del encoder
     if machine.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from .errors import UsageError
 
 
+def decoded_frames(latent_frames: int, clip: int) -> int:
+    """Frames that latent frames decode to, `clip` of them in one stream."""
+    whole, rest = divmod(latent_frames, clip)
+    return whole * (4 * clip - 3) + (4 * rest - 3 if rest else 0)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How the blocks of a pair become frames.
@@ -38,6 +44,10 @@ class Geometry:
         if not blocks:
             return 0
         return self.first_frames - self.delivered_from(keep_first_frames) + (blocks - 1) * self.later_frames
+
+    def clip(self, blocks: int) -> int:
+        """Latent frames that are decoded as one stream: those of the whole video, or of one block."""
+        return self.latent_frames * (1 if self.first_frames == self.later_frames else blocks)
 
     def seconds(self, blocks: int, keep_first_frames: bool = False) -> float:
         return self.frames(blocks, keep_first_frames) / self.fps

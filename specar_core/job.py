@@ -50,6 +50,11 @@ class Job:
         """Forwards each model will run."""
         return {role: self.backbone.forwards(self, role, blocks) for role, blocks in self.blocks_by_role.items()}
 
+    @property
+    def work(self) -> int:
+        """How often `on_step` will be called: once a forward, once a decoded latent frame."""
+        return sum(self.forwards.values()) + self.blocks * self.backbone.geometry.latent_frames
+
 
 def resolve(
     backbone: Backbone,
@@ -73,7 +78,7 @@ def resolve(
     given is the backbone's default. Raises UsageError, naming the value.
     """
     width, height = width or backbone.width, height or backbone.height
-    backbone.geometry.check_size(width, height)
+    advice = backbone.check_size(width, height)
     if not -(2**63) <= seed < 2**64:
         raise UsageError(f"the seed must fit 64 bits, not {seed}")
     chosen = dict(backbone.options)
@@ -81,7 +86,7 @@ def resolve(
         if name not in chosen:
             raise UsageError(f"'{name.replace('_', '-')}' is not an option of {backbone.name}")
         chosen[name] = value
-    advice = backbone.check_options(chosen)
+    advice += backbone.check_options(chosen)
 
     count = _blocks(backbone, seconds, blocks, frames, bool(chosen.get("keep_first_frames")))
     asked = {"k": k, "schedule": schedule, "max-run": max_run}

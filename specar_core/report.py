@@ -1,9 +1,11 @@
 """What ran, as data: one JSON object beside the video and inside it, enough to make the same video again."""
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,6 +14,7 @@ from .backbones.base import Machine
 from .job import Job
 from .plan import card
 from .rollout import BlockResult
+from .tensor_files import parts
 
 SCHEMA = 1
 SAMPLED = 64  # slices of a file that go into its digest
@@ -19,30 +22,30 @@ SLICE = 1 << 16
 
 
 def quick_digest(path: Path) -> str:
-    """SHA-256 over a file's size, its first mebibyte and 64 slices of it: tells models apart without reading 28 GB."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
-        digest.update(file.read(1 << 20))
-        for index in range(SAMPLED):
-            file.seek(index * max(0, size - SLICE) // SAMPLED)
-            digest.update(file.read(SLICE))
+    """SHA-256 over a file's size, its first mebibyte and 64 slices of it: tells models apart without reading 28 GB.
+
+    Of a checkpoint in shards, over each of them.
+    """
+    digest = hashlib.sha256()
+    for part in parts(path):
+        size = part.stat().st_size
+        digest.update(str(size).encode())
+        with open(part, "rb") as file:
+            digest.update(file.read(1 << 20))
+            for index in range(SAMPLED):
+                file.seek(index * max(0, size - SLICE) // SAMPLED)
+                digest.update(file.read(SLICE))
     return f"sampled-sha256:{digest.hexdigest()}"
-
-
-def describe_block(result: BlockResult) -> dict[str, Any]:
-    return {
-        "index": result.index,
-        "role": result.role,
-        "seconds": round(result.seconds, 4),
-        "forwards": result.forwards,
-        "rejected": 0,
-    }
 
 
 def describe_models(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     return [
-        {"role": role, "file": path.name, "bytes": path.stat().st_size, "digest": quick_digest(path)}
+        {
+            "role": role,
+            "file": path.name if parts(path) == [path] else "/".join(path.absolute().parts[-3:]),
+            "bytes": sum(part.stat().st_size for part in parts(path)),
+            "digest": quick_digest(path),
+        }
         for role, path in paths.items()
     ]
 
@@ -56,38 +59,69 @@ def differences(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> list[s
     ]
 
 
-def report(
-    job: Job,
-    machine: Machine,
-    *,
-    attention: str,
-    blocks: list[dict[str, Any]],
-    timings: Mapping[str, float],
-    models: list[dict[str, Any]],
-    peak_gpu_bytes: int,
-) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "backbone": job.backbone.name,
-        "prompts": [{"block": 0, "text": job.prompt}],
-        "seed": job.seed,
-        "width": job.width,
-        "height": job.height,
-        "fps": job.backbone.geometry.fps,
-        "frames": job.backbone.geometry.frames(len(blocks), job.keep_first_frames),
-        "schedule": job.schedule.to_dict(),
-        "blocks": blocks,
-        "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
-        "peak_gpu_bytes": peak_gpu_bytes,
-        "environment": {
-            "device": card(machine.device),
-            "torch": torch.__version__,
-            "attention": attention,
-            "precision": machine.precision,
-            "compile": machine.compile,
-        },
-        "sampling": {role: {"steps": list(steps), "guidance": None} for role, steps in job.steps.items()},
-        "options": dict(job.options),
-        "models": models,
-    }
+class Record:
+    """What happens in one run, from its beginning on; `report` tells it at any time, of an unfinished run too."""
+
+    def __init__(self, job: Job, machine: Machine, *, conditioning: str | None = None) -> None:
+        """conditioning: a digest of the prompt's embeddings, where they come from elsewhere and the text is unknown."""
+        self.job, self.machine, self.conditioning = job, machine, conditioning
+        self.models: list[dict[str, Any]] = []
+        self.attention = ""
+        self._blocks: list[dict[str, Any]] = []
+        self._timings = dict.fromkeys(("load", "text", "rollout", "decode"), 0.0)
+        self._started = time.perf_counter()
+        if machine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(machine.device)
+
+    @contextmanager
+    def timed(self, what: Literal["load", "text"]) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._timings[what] += time.perf_counter() - started
+
+    def add(self, result: BlockResult) -> None:
+        self._blocks.append(
+            {
+                "index": result.index,
+                "role": result.role,
+                "seconds": round(result.seconds, 4),
+                "forwards": result.forwards,
+                "rejected": 0,
+            }
+        )
+        self._timings["rollout"] += result.seconds - result.decode_seconds
+        self._timings["decode"] += result.decode_seconds
+
+    def report(self, encode_seconds: float) -> dict[str, Any]:
+        job, machine = self.job, self.machine
+        timings = {**self._timings, "encode": encode_seconds, "total": time.perf_counter() - self._started}
+        on_gpu = machine.device.type == "cuda"
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "backbone": job.backbone.name,
+            "prompts": [{"block": 0, "text": job.prompt}] if self.conditioning is None else None,
+            "conditioning": self.conditioning,
+            "seed": job.seed,
+            "width": job.width,
+            "height": job.height,
+            "fps": job.backbone.geometry.fps,
+            "frames": job.backbone.geometry.frames(len(self._blocks), job.keep_first_frames),
+            "schedule": job.schedule.to_dict(),
+            "blocks": list(self._blocks),
+            "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(machine.device) if on_gpu else 0,
+            "environment": {
+                "device": card(machine.device),
+                "torch": torch.__version__,
+                "attention": self.attention,
+                "precision": machine.precision,
+                "compile": machine.compile,
+            },
+            "sampling": {
+                role: {"steps": list(steps), "guidance": job.backbone.guidance(job, role)}
+                for role, steps in job.steps.items()
+            },
+            "options": dict(job.options),
+            "models": self.models,
+        }

@@ -51,9 +51,10 @@ def rollout(
 ) -> Iterator[BlockResult]:
     """Generate the blocks of `schedule`, one after another.
 
-    prompts(b): text embeddings [B, L, D] of block b; noise(b, j): its j-th noise tensor [B, C, T, h, w]; resume: what
-    an earlier run committed. on_step(b, step) is called after every forward and every decoded latent frame; raising in
-    it ends the rollout, and the blocks that were yielded stay good.
+    prompts(b): text embeddings [B, L, D] of block b, and where a model is guided the negative prompts' behind them;
+    noise(b, j): its j-th noise tensor [B, C, T, h, w]; resume: what an earlier run committed. on_step(b, step) is
+    called after every forward and every decoded latent frame; raising in it ends the rollout, and the blocks that were
+    yielded stay good.
     """
     block, forwards = 0, 0
 

@@ -15,7 +15,7 @@ import pickletools
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,13 @@ def parts(path: str | Path) -> list[Path]:
     if not index.name.endswith(".index.json"):
         return [index]
     return sorted({index.parent / shard for shard in _shard_of(index).values()})
+
+
+def in_memory(tensors: Mapping[str, Tensor], label: str) -> Checkpoint:
+    """Tensors that are loaded already, as a checkpoint; `label` stands for its path in messages."""
+    names = {name: TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.nbytes) for name, tensor in tensors.items()}
+    size = sum(info.bytes for info in names.values())
+    return Checkpoint(Path(label), size, size, names, {}, tensors.__getitem__)
 
 
 def some(names: Iterable[str]) -> str:

@@ -49,7 +49,8 @@ class VideoWriter:
     Make it before the expensive work: it refuses at once what could not be written later. Use it as a context
     manager and call `finish`; leaving without that, by an exception or not, keeps the blocks so far (`abort`).
 
-    `folder` holds the segments, by default FILE.run beside FILE.mp4. `keep_blocks` continues an earlier run: whole
+    `folder` holds the segments, by default FILE.run beside FILE.mp4; what an unfinished run leaves is called like it,
+    FILE.partial.mp4. `keep_blocks` continues an earlier run: whole
     segments within its first `keep_blocks` blocks are kept, and blocks are added from `blocks_done` on.
 
     Raises UsageError for a path that must not be written, SpecarError for one that cannot.
@@ -70,8 +71,8 @@ class VideoWriter:
         overwrite: bool = False,
     ) -> None:
         self.path = Path(path).absolute()
-        self.partial_path = self.path.with_suffix(".partial.mp4")
         self.folder = Path(folder).absolute() if folder else self.path.with_suffix(".run")
+        self.partial_path = self.folder.with_suffix(".partial.mp4")
         self.encode_seconds = 0.0
         self._fps, self._size, self._crf = Fraction(fps), (width, height), crf
         self._blocks_per_segment = blocks_per_segment
@@ -115,7 +116,7 @@ class VideoWriter:
         _join(self._sources(), self.path, self._fps, metadata)
         self._close()
         with contextlib.suppress(OSError):  # the video is whole; what cannot be removed does no harm
-            if self._continues:
+            if self._continues or self._overwrite:
                 self.partial_path.unlink(missing_ok=True)
             for segment in self.folder.glob("segment-*"):
                 segment.unlink()

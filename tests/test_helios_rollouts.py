@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import assert_close
-from helios_golden import PARTS, golden, smallest_vae, tiny
+from helios_golden import PARTS, golden, small_vae, tiny
 
 from specar_core.backbones.base import Committed
 from specar_core.backbones.helios_pair import BASE, DISTILLED, MID, HeliosPair
@@ -17,7 +17,7 @@ from specar_core.schedule import Schedule
 TOLERANCE = 5e-4
 RECIPES = {"base": BASE, "mid": MID, "distilled": DISTILLED}
 SIZE = {"height": 64, "width": 128}
-VAE = smallest_vae()
+VAE = small_vae()
 
 
 class Watched:

@@ -38,9 +38,9 @@ class KreaUp(Up):
 
     def forward(self, x, tape):
         y = super().forward(x, tape)
-        if tape.started and x.shape[2] == 1:
-            previous = tape._tails[-1][:, :, :1]
-            tape._tails[-1] = torch.cat([torch.where(previous == 0, 0.0, x), x], dim=2)
+        if tape.started and x.shape[1] == 1:
+            previous = tape._tails[-1][:, :1]
+            tape._tails[-1] = torch.cat([torch.where(previous == 0, 0.0, x), x], dim=1)
         return y
 
 

@@ -57,9 +57,9 @@ def test_any_chunks_decode_to_the_same_frames(sizes):
     for part in latents.split(sizes, dim=2):
         frames, state = VAE.decode(part, state)
         parts.append(frames)
-    assert_close(torch.cat(parts, dim=2), whole, 1e-5)
+    assert_close(torch.cat(parts, dim=2), whole, 5e-5)
     again, _ = VAE.decode(latents[:, :, :1], state)
-    assert_close(again, VAE.decode(latents[:, :, :1], end)[0], 1e-5)
+    assert_close(again, VAE.decode(latents[:, :, :1], end)[0], 5e-5)
 
 
 @settings(max_examples=8, deadline=None)

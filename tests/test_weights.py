@@ -647,6 +647,16 @@ def test_a_torch_file_that_unpacks_to_more_than_it_is(tmp_path):
         open_checkpoint(path)
 
 
+@pytest.mark.parametrize("field", [20, 24])  # compressed and real size of an entry in the table at the end
+def test_a_torch_file_that_lies_about_its_sizes(field, tmp_path):
+    content = bytearray(archive(path := tmp_path / "x.pt", TORCH))
+    entry = content.rindex(b"PK\x01\x02", 0, content.rindex(PICKLE.encode()))
+    content[entry + field : entry + field + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    opened_or_refused(path)
+    assert "lies about its size" in check_file(path).problem
+
+
 def test_a_tensor_larger_than_its_file(tmp_path):
     torch.save({"x": torch.zeros(1).expand(2**40)}, path := tmp_path / "x.pt")
     with pytest.raises(SpecarError, match="x is larger than the file"):

@@ -3,7 +3,7 @@
 from ..errors import UsageError
 from .base import Backbone
 
-NAMES = ("krea", "tiny")
+NAMES = ("krea", "helios", "helios-mid", "tiny")
 
 
 def backbone(name: str) -> Backbone:
@@ -12,6 +12,10 @@ def backbone(name: str) -> Backbone:
         from .krea import KREA
 
         return KREA
+    if name in ("helios", "helios-mid"):
+        from .helios import HELIOS, HELIOS_MID
+
+        return HELIOS if name == "helios" else HELIOS_MID
     if name == "tiny":
         from .tiny import TINY
 

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..files import ModelFile
 from ..geometry import Geometry
+from ..models.attention import choose
+from ..models.compiled import compile_blocks
+from ..models.vae import WanVAE
+from ..models.wan import Attend
 from ..schedule import Role
+from ..tensor_files import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from ..job import Job
@@ -35,6 +40,7 @@ class Step:
 
 OnStep = Callable[[Step], None]
 Draw = Callable[[int], Tensor]
+Precision = Literal["bf16", "fp32"]
 Context = Any  # each pair's own frozen value; `blocks` says how many blocks are committed
 
 
@@ -99,7 +105,7 @@ class Machine:
     """Where and how a job runs, as far as it should not change the video."""
 
     device: torch.device
-    precision: Literal["bf16", "fp32"]
+    precision: Precision
     attention: str = "auto"
     compile: bool = False
 
@@ -154,6 +160,19 @@ class Backbone(ABC):
     def check_options(self, options: Mapping[str, Any]) -> list[str]:
         """Notices about a combination of options; UsageError, naming the value, if it cannot be."""
 
+    def check_size(self, width: int, height: int) -> list[str]:
+        """Notices about a size in pixels; UsageError, naming the value, if it cannot be."""
+        self.geometry.check_size(width, height)
+        return []
+
+    def guidance(self, job: "Job", role: Role) -> float | None:
+        """The scale of this role's classifier-free guidance, None without it."""
+        return None
+
+    def texts(self, job: "Job") -> list[str]:
+        """What is encoded, along the batch: the prompt, and what guidance leads away from if there is any."""
+        return [job.prompt]
+
     @abstractmethod
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
         """Forwards of this role's network for as many of the job's blocks."""
@@ -161,9 +180,31 @@ class Backbone(ABC):
     @abstractmethod
     def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder: ...
 
-    @abstractmethod
     def load_pair(self, paths: Mapping[str, Path], job: "Job", machine: Machine, progress: Progress) -> Pair:
         """The models that the job needs. SpecarError names a file that is not what its role needs."""
+        choice = choose(machine.device, machine.dtype, machine.attention)
+        networks = {role: self.load_network(role, paths[role], machine, choice.attend, progress) for role in job.roles}
+        if machine.compile:
+            for network in networks.values():
+                compile_blocks(network)
+        vae = self.load_vae(open_checkpoint(paths["vae"]), machine, progress)
+        return self.pair(networks, vae, job, choice.name)
+
+    @abstractmethod
+    def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> nn.Module:
+        """One role's transformer. It is rebuilt by `type(network)(network.config, operations, network.attend)`."""
+
+    @abstractmethod
+    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE: ...
+
+    @abstractmethod
+    def pair(self, networks: Mapping[Role, Any], vae: WanVAE, job: "Job", attention: str) -> Pair:
+        """The pair that runs the job, of networks and VAE that are loaded already."""
+
+    @property
+    @abstractmethod
+    def text_shape(self) -> tuple[int, int]:
+        """[L, D] of a prompt's embeddings."""
 
     @abstractmethod
     def needs(self, job: "Job", machine: Machine) -> Needs: ...

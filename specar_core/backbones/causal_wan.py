@@ -11,13 +11,12 @@ from torch import nn
 
 from ..errors import SpecarError, UsageError
 from ..geometry import Geometry
-from ..models.attention import choose
 from ..models.vae import VaeConfig, WanVAE
-from ..models.wan import CausalWan, WanConfig
+from ..models.wan import Attend, CausalWan, WanConfig
 from ..sampling.flow import FlowTable
 from ..schedule import Role
 from ..tensor_files import Checkpoint, open_checkpoint
-from ..weights import canonical_names, identify, load_into
+from ..weights import canonical_name, canonical_names, identify, load_into
 from .base import Backbone, Machine, Needs, Progress, TextEncoder
 from .session import Rolling, SessionPair
 
@@ -101,32 +100,39 @@ class CausalWanBackbone(Backbone):
     def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
         return self.text_encoder(path, machine, progress)
 
-    def load_pair(self, paths: Mapping[str, Path], job: "Job", machine: Machine, progress: Progress) -> SessionPair:
-        choice = choose(machine.device, machine.dtype, machine.attention)
-        models: dict[Role, CausalWan] = {}
-        for role in job.roles:
-            checkpoint = open_checkpoint(paths[role])
-            found = identify(checkpoint)
-            if found.kind != "wan":
-                raise SpecarError(f"{paths[role]} cannot be the {role}: it is a {found}")
-            if not self.fits(checkpoint, role):
-                other: Role = "drafter" if role == "target" else "target"
-                hint = f"; it is the {other}'s" if self.fits(checkpoint, other) else ""
-                raise SpecarError(f"{paths[role]} cannot be the {role} of {self.name}: it is a {found}{hint}")
-            with torch.device("meta"):
-                models[role] = CausalWan(self.configs[role], attend=choice.attend)
-            told = named(progress, role)
-            load_into(models[role].eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
+    def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> CausalWan:
+        checkpoint = open_checkpoint(path)
+        found = identify(checkpoint)
+        if found.kind != "wan":
+            raise SpecarError(f"{path} cannot be the {role}: it is a {found}")
+        if not self.fits(checkpoint, role):
+            other: Role = "drafter" if role == "target" else "target"
+            hint = f"; it is the {other}'s" if self.fits(checkpoint, other) else ""
+            raise SpecarError(f"{path} cannot be the {role} of {self.name}: it is a {found}{hint}")
+        with torch.device("meta"):
+            network = CausalWan(self.configs[role], attend=attend)
+        told = named(progress, role)
+        load_into(network.eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
+        return network
+
+    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
+        return load_vae(checkpoint, self.vae_config, machine, progress)
+
+    @property
+    def text_shape(self) -> tuple[int, int]:
+        return self.configs["target"].text_len, self.configs["target"].text_dim
+
+    def pair(self, networks: Mapping[Role, CausalWan], vae: WanVAE, job: "Job", attention: str) -> SessionPair:
         return SessionPair(
-            models=models,
-            vae=self.load_vae(paths["vae"], machine, progress),
+            models=networks,
+            vae=vae,
             geometry=self.geometry,
             steps={role: times(self.all_steps(job, role)) for role in job.roles},
             shift=SHIFT,
             context_frames=CONTEXT_FRAMES,
             anchor_first_latent=job.options["anchor_first_latent"],
             rolling=drafter_context(job.options["drafter_context"]) if "drafter" in job.roles else {},
-            attention=choice.name,
+            attention=attention,
         )
 
     def fits(self, checkpoint: Checkpoint, role: Role) -> bool:
@@ -134,17 +140,6 @@ class CausalWanBackbone(Backbone):
         config = self.configs[role]
         overrides = {"num_heads": config.num_heads, "text_len": config.text_len}
         return WanConfig.detect(shapes(checkpoint), overrides) == config
-
-    def load_vae(self, path: Path, machine: Machine, progress: Progress) -> WanVAE:
-        checkpoint = open_checkpoint(path)
-        if (found := identify(checkpoint)).kind != "wan-vae":
-            raise SpecarError(f"{path} cannot be the VAE: it is a {found}")
-        with torch.device("meta"):
-            vae = WanVAE(VaeConfig.detect(shapes(checkpoint)))
-        # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
-        dtype = torch.float16 if machine.precision == "bf16" else torch.float32
-        load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=named(progress, "vae"))
-        return vae
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part. Nothing but the parts' sizes enters; `work` was fitted to measured peaks."""
@@ -161,16 +156,38 @@ class CausalWanBackbone(Backbone):
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)
         gpu["vae weights"] = size * parameters(partial(WanVAE, self.vae_config))
-        # The decoder's histories exist twice while a latent frame is decoded: what it was given, and what it will give.
-        gpu["decoder histories"] = 2 * size * int(DECODER_STATE * pixels * self.vae_config.dim)
-        decoding = int(DECODER_WORK * pixels * self.vae_config.dim)
+        gpu["decoder histories"], decoding = decoder_bytes(size, pixels, self.vae_config)
         denoising = 2 * self.geometry.latent_frames * tokens * widest.ffn_dim * 3
-        gpu["work"] = size * max(decoding, denoising)
+        gpu["work"] = max(decoding, size * denoising)
         return Needs(gpu, text=self.text_bytes)
 
 
-def shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    return {name: checkpoint.names[stored].shape for name, stored in canonical_names(checkpoint.names).items()}
+def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine, progress: Progress) -> WanVAE:
+    """SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
+    if (found := identify(checkpoint)).kind != "wan-vae":
+        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}")
+    config = VaeConfig.detect(shapes(checkpoint))
+    if wanted not in (None, config):
+        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}, and the models need {wanted}")
+    with torch.device("meta"):
+        vae = WanVAE(config)
+    # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
+    dtype = torch.float16 if machine.precision == "bf16" else torch.float32
+    load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=named(progress, "vae"))
+    return vae.arrange()
+
+
+def decoder_bytes(size: int, pixels: int, config: VaeConfig) -> tuple[int, int]:
+    """Bytes of the decoder's histories and of its work, `size` bytes a number.
+
+    The histories exist twice while a latent frame is decoded: what it was given, and what it will give.
+    """
+    return 2 * size * int(DECODER_STATE * pixels * config.dim), size * int(DECODER_WORK * pixels * config.dim)
+
+
+def shapes(checkpoint: Checkpoint, rename: Callable[[str], str | None] = canonical_name) -> dict[str, tuple[int, ...]]:
+    names = canonical_names(checkpoint.names, rename)
+    return {name: checkpoint.names[stored].shape for name, stored in names.items()}
 
 
 def named(progress: Progress, what: str) -> Callable[[int, int], None]:
