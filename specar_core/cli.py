@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 from typer.core import TyperGroup
 
 from . import __version__
@@ -25,6 +24,13 @@ if TYPE_CHECKING:  # torch takes more than a second to import: only the commands
     from .job import Job
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Said(logging.Handler):
+    """The library's log on standard error, above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stderr.print(self.format(record), markup=False)
 
 
 class Guarded(TyperGroup):
@@ -80,7 +86,7 @@ def start(
 ) -> None:
     logger = logging.getLogger("specar")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
-    logger.handlers = [RichHandler(console=stderr, show_time=False, show_path=False, show_level=False, markup=False)]
+    logger.handlers = [Said()]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill keeps the finished blocks, like Ctrl-C
 
 

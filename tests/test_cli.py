@@ -30,7 +30,7 @@ def specar(*arguments, **environment):
 def refused(code, words, *arguments, **environment):
     """One or two lines on standard error, nothing on standard output."""
     result = specar(*arguments, **environment)
-    said = [line for line in result.stderr.splitlines() if line and not line.startswith("notice:")]
+    said = [line for line in result.stderr.splitlines() if not line.startswith(("notice:", "attention:"))]
     assert result.exit_code == code, result.output
     assert words in " ".join(said), said
     assert len(said) <= 2 and result.stdout == ""
