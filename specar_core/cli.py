@@ -3,9 +3,13 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
+import io
 import json
 import logging
+import os
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -136,7 +140,10 @@ def video(
     text_encoder: Annotated[Optional[Path], Option("--text-encoder", help="Checkpoint of the text encoder.")] = None,
     vae: Annotated[Optional[Path], Option("--vae", help="Checkpoint of the VAE.")] = None,
     out: Annotated[Path, Option("--out", help="The video.")] = Path("specar.mp4"),
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing video.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing or unfinished video.")] = False,
+    run_dir: Annotated[
+        Optional[Path], Option("--run-dir", help="Where it is kept while unfinished. Default: FILE.run beside it.")
+    ] = None,
     from_report: Annotated[Optional[Path], Option("--from", help="Settings of an earlier video's FILE.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -162,7 +169,7 @@ def video(
     }
     if prompt is not None and example_name:
         raise UsageError("give only one of prompt and example")
-    told = read_report(from_report) if from_report else {}
+    told = told_by(from_report, read_report(from_report)) if from_report else {}
     job = resolved(
         backbone_name or told.get("backbone", "krea"), given(asked), parse_steps(steps or []), given(options), told
     )
@@ -173,9 +180,14 @@ def video(
     )
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
-        show_plan(job, machine, models_dir, named, as_json)
-    else:
-        make_video(job, machine, models_dir, named, out, overwrite, told.get("models", []), as_json)
+        show_plan(job, machine, models_dir, named, run_dir or out.with_suffix(".run"), as_json)
+        return
+    from .report import differences
+
+    paths = found(job, models_dir, named)
+    for difference in differences(told.get("models", []), paths):
+        stderr.print(f"notice: {difference}: expect another video", markup=False)
+    make_video(job, machine, paths, out, as_json, overwrite=overwrite, run_dir=run_dir)
 
 
 app.command("generate", help="Make a video.")(video)
@@ -238,10 +250,18 @@ def resolved(
     return job
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """The settings that a video was made with."""
+def read_report(path: Path) -> Any:
     try:
-        report = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path} is not the report of a SpecAR video") from None
+
+
+def told_by(path: Path, report: Any) -> dict[str, Any]:
+    """The settings that a video was made with, from its report, which lies in `path`."""
+    try:
         schedule = report["schedule"]
         parsed, _ = parse(schedule["policy"], schedule["blocks"])
         same = list(parsed.targets) == schedule["targets"]
@@ -262,8 +282,6 @@ def read_report(path: Path) -> dict[str, Any]:
             "compile": report["environment"]["compile"],
             "models": report["models"],
         }
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise UsageError(f"{path} is not the report of a SpecAR video") from None
 
@@ -282,40 +300,73 @@ def this_machine(precision: str | None, attention: str, compiled: bool) -> "Mach
     return Machine(device, precision, attention, compiled)  # type: ignore[arg-type]
 
 
-def show_plan(job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], as_json: bool) -> None:
+def show_plan(
+    job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], folder: Path, as_json: bool
+) -> None:
     from . import files
-    from .plan import plan
+    from .plan import damaged_files, plan, refusal
 
     models = files.models_dir(models_dir)
-    _, missing = files.find(needed(job), models, named)
-    planned = plan(job, machine, tuple(str(models / file.folder / file.name) for file in missing))
-    print(json.dumps(planned.to_dict(), indent=1) if as_json else planned.text())
+    there, missing = files.find(needed(job), models, named)
+    absent = [str(models / file.folder / file.name) for file in missing]
+    planned = plan(job, machine, absent, damaged_files(there))
+    refused = refusal(planned, machine, folder)
+    if as_json:
+        print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
+    else:
+        print(planned.text())
+        if refused:
+            print(f"refused   {refused}")
+
+
+def found(job: "Job", models_dir: Path | None, named: dict[str, Path]) -> dict[str, Path]:
+    """The file of each model, none of them missing or damaged."""
+    from . import files
+    from .plan import damaged_files
+
+    required = files.require(needed(job), files.models_dir(models_dir), job.backbone.name, named)
+    if faults := damaged_files(required):
+        raise SpecarError("\n".join(faults))
+    return {**job.backbone.shipped, **required}
 
 
 def make_video(
-    job: "Job",
-    machine: "Machine",
-    models_dir: Path | None,
-    named: dict[str, Path],
-    out: Path,
-    overwrite: bool,
-    told_models: list[dict[str, Any]],
-    as_json: bool,
+    job: "Job", machine: "Machine", paths: dict[str, Path], out: Path, as_json: bool, **placing: Any
 ) -> None:
-    from . import files
+    """placing: what `generate` needs to know of the files that are there already."""
     from .generate import generate
-    from .plan import plan, refuse
+    from .models.compiled import no_compiler
+    from .plan import plan, refusal
     from .progress import shown
-    from .report import differences
 
-    paths = files.require(needed(job), files.models_dir(models_dir), job.backbone.name, named)
-    paths = {**job.backbone.shipped, **paths}
-    refuse(plan(job, machine), machine, out)
-    for difference in differences(told_models, paths):
-        stderr.print(f"notice: {difference}", markup=False)
+    if machine.compile and (reason := no_compiler(machine.device)):
+        stderr.print(f"notice: runs without --compile: {reason}", markup=False)
+        machine = replace(machine, compile=False)
+    if refused := refusal(plan(job, machine), machine, placing["run_dir"] or out.with_suffix(".run")):
+        raise SpecarError(refused)
     with shown(job, stderr) as listener:
-        report = generate(job, machine, paths, out, overwrite=overwrite, listener=listener)
+        report = generate(job, machine, paths, out, listener=listener, **placing)
     print(json.dumps(report, indent=1, ensure_ascii=False) if as_json else out)
+
+
+@app.command(help="Go on with an unfinished video.")
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="FILE.run beside the video.", show_default=False)],
+    models_dir: ModelsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    from .checkpoint import read_run
+
+    run = read_run(run_dir)
+    if "out" not in run:
+        raise UsageError(f"{run_dir} is the run of a ComfyUI graph: queue the same graph again to go on with it")
+    told = told_by(run_dir, run["report"])
+    job = resolved(told["backbone"], {}, {}, {}, told)
+    machine = this_machine(told["precision"], told["attention"], told["compile"])
+    named = {what: Path(file) for what, file in run["files"].items() if os.path.exists(file)}
+    out = Path(os.path.normpath(run_dir / run["out"]))
+    paths = found(job, models_dir, named)
+    make_video(job, machine, paths, out, as_json, overwrite=run["overwrite"], run_dir=run_dir, resume=True)
 
 
 def needed(job: "Job") -> list[Any]:
@@ -402,6 +453,9 @@ def examples(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a console of few characters must not end a run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="specar")
 
 

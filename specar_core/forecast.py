@@ -18,17 +18,21 @@ class Forecast:
         self.done = 0
         self._seconds: dict[str, list[float]] = {"target": [], "drafter": []}
         self._started: float | None = None  # when the first step was done: loading is not counted
+        self._first = 0  # and in which block: a resumed run begins in the middle
 
     def step(self, block: int, step: Step) -> str:
         """Counts a step, and tells where the run is: "block 7 of 20, target, step 3 of 4, 6.1 fps, 48 s left"."""
         job = self.job
-        self.done += 1
         now = time.perf_counter()
-        self._started = self._started or now
+        if self._started is None:
+            self._started, self._first = now, block
+            self.done = job.work * block // job.blocks
+        self.done = min(self.done + 1, job.work)
         what = "decoding" if step.kind == "decode" else f"{job.schedule.role(block)}, step {step.index} of {step.count}"
         parts = [f"block {block + 1} of {job.blocks}", what]
-        if block:
-            frames = job.backbone.geometry.frames(block, job.keep_first_frames)
+        if block > self._first:
+            geometry = job.backbone.geometry
+            frames = geometry.frames(block, job.keep_first_frames) - geometry.frames(self._first, job.keep_first_frames)
             parts.append(f"{frames / (now - self._started):.1f} fps")
         if (left := self.left(block)) is not None:
             parts.append(f"{left:.0f} s left")

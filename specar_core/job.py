@@ -79,8 +79,8 @@ def resolve(
     """
     width, height = width or backbone.width, height or backbone.height
     advice = backbone.check_size(width, height)
-    if not -(2**63) <= seed < 2**64:
-        raise UsageError(f"the seed must fit 64 bits, not {seed}")
+    if not 0 <= seed < 2**64:  # -1 means "any" in some tools: none is picked here that nobody could name again
+        raise UsageError(f"the seed must be from 0 to 2**64 - 1 (64 bits), not {seed}")
     chosen = dict(backbone.options)
     for name, value in (options or {}).items():
         if name not in chosen:

@@ -1,10 +1,13 @@
-"""What a job will take, told before anything is loaded: frames, time, memory, disk, missing files."""
+"""What a job will take, told before anything is loaded: frames, time, memory, disk, missing and damaged files."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,15 @@ from typing import Any
 import torch
 
 from .backbones.base import Machine, Needs
-from .errors import SpecarError
+from .errors import SpecarError, UsageError
 from .job import Job
+from .policies import parse
+from .tensor_files import open_checkpoint
 
 # 8 bits a pixel come out of x264 at crf 17 as about this many (832x480, moving scenes); noise takes far more.
 VIDEO_BITS_PER_PIXEL = 0.35
 PROCESS_BYTES = 3 << 30  # Python, torch and a CUDA context
+GPU_MARGIN = 1 << 30  # what torch's allocator holds without using it, and the workspaces of libraries
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Plan:
     host_bytes: int
     disk_bytes: int
     missing_files: tuple[str, ...]
+    damaged_files: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         job = self.job
@@ -50,6 +57,7 @@ class Plan:
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
             "missing_files": list(self.missing_files),
+            "damaged_files": list(self.damaged_files),
         }
 
     def text(self) -> str:
@@ -71,6 +79,7 @@ class Plan:
         if self.missing_files:
             lines += ["missing   " + "\n          ".join(self.missing_files)]
             lines += [f"          get them with `specar download --backbone {job.backbone.name}`"]
+        lines += [f"damaged   {fault}" for fault in self.damaged_files]
         return "\n".join(lines)
 
 
@@ -78,27 +87,88 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def refuse(planned: Plan, machine: Machine, out: Path) -> None:
-    """SpecarError, with the numbers, if the job cannot fit the card, the host's memory or the disk."""
-    limits = [
-        ("host memory", planned.host_bytes, host_memory()),
-        ("disk space", planned.disk_bytes, free_bytes(out.absolute().parent)),
-    ]
+def refusal(planned: Plan, machine: Machine, folder: Path) -> str | None:
+    """Why the job cannot run here, with the numbers and the smallest change that would help; None if it can.
+
+    folder: where the video is kept while it is made; what an unfinished run left there need not fit once more.
+    """
+    present = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+    there = {"host memory": host_memory(), "disk space": free_bytes(folder) + present}
     if machine.device.type == "cuda":
-        limits.append(("GPU memory", planned.gpu_bytes, torch.cuda.get_device_properties(machine.device).total_memory))
-    for what, needed, there in limits:
-        if needed > there:
-            raise SpecarError(
-                f"not enough {what}: about {_gigabytes(needed)} needed, {_gigabytes(there)} there. "
-                f"See `specar plan`; a smaller size or fewer models resident (--schedule draft-only) take less."
-            )
+        if machine.precision == "bf16" and torch.cuda.get_device_capability(machine.device) < (8, 0):
+            return f"{card(machine.device)} has no bf16 (that takes compute capability 8.0): use --precision fp32"
+        there["GPU memory"], total = torch.cuda.mem_get_info(machine.device)
+        missing = shortages(planned, {**there, "GPU memory": total})
+        if not missing and (missing := shortages(planned, there)):
+            held = _gigabytes(total - there["GPU memory"])
+            return f"{'; '.join(missing)}: other programs hold {held} of the GPU, close some"
+    missing = shortages(planned, there)
+    return f"{'; '.join(missing)}. {smallest_change(planned.job, machine, there)}." if missing else None
 
 
-def plan(job: Job, machine: Machine, missing_files: tuple[str, ...] = ()) -> Plan:
+def shortages(planned: Plan, there: Mapping[str, int]) -> list[str]:
+    needs = {
+        "GPU memory": planned.gpu_bytes + GPU_MARGIN,
+        "host memory": planned.host_bytes,
+        "disk space": planned.disk_bytes,
+    }
+    return [
+        f"not enough {what}: about {_gigabytes(needs[what])} needed, {_gigabytes(size)} there"
+        for what, size in there.items()
+        if needs[what] > size
+    ]
+
+
+def smallest_change(job: Job, machine: Machine, there: Mapping[str, int]) -> str:
+    """What to try. For the disk, fewer blocks; for memory the first of a smaller size, the drafter alone, and both."""
+
+    def fits(change: tuple[str, Job]) -> bool:
+        return not shortages(plan(change[1], machine), there)
+
+    alone = replace(job, schedule=parse("draft-only", job.blocks)[0])
+    sizes = [(f"--schedule draft-only {text}", change) for text, change in smaller(alone)]
+    ways: list[Sequence[tuple[str, Job]]] = [list(smaller(job)), [("--schedule draft-only", alone)], sizes]
+    if not shortages(plan(job, machine), {**there, "disk space": sys.maxsize}):
+        ways = [list(shorter(job))]
+    for changes in ways:  # each falls from the smallest change to the largest
+        if (first := bisect_left(changes, True, key=fits)) < len(changes):
+            return f"It fits with {changes[first][0]}"
+    return "Nothing smaller fits: more memory or another disk is needed"
+
+
+def shorter(job: Job) -> Iterator[tuple[str, Job]]:
+    for blocks in range(job.blocks - 1, 0, -1):
+        targets = tuple(block for block in job.schedule.targets if block < blocks)
+        yield f"--blocks {blocks}", replace(job, schedule=replace(job.schedule, blocks=blocks, targets=targets))
+
+
+def smaller(job: Job) -> Iterator[tuple[str, Job]]:
+    """The same shape at down to half the width."""
+    step = job.backbone.geometry.size_multiple
+    for width in range(job.width - step, max(job.width // 2, step) - 1, -step):
+        height = max(step, round(job.height * width / job.width / step) * step)
+        yield f"--width {width} --height {height}", replace(job, width=width, height=height)
+
+
+def damaged_files(paths: Mapping[str, Path]) -> list[str]:
+    """What is wrong with the files of these models: cut off, a web page, ... Headers only, so it takes no time."""
+    faults = []
+    for path in paths.values():
+        try:
+            open_checkpoint(path)
+        except (SpecarError, UsageError) as error:
+            faults.append(str(error))
+    return faults
+
+
+def plan(job: Job, machine: Machine, missing_files: Sequence[str] = (), damaged_files: Sequence[str] = ()) -> Plan:
     needs = job.backbone.needs(job, machine)
     on_gpu = machine.device.type == "cuda"
     seconds, unmeasured = predict(job, machine)
-    frames_bytes = job.backbone.geometry.later_frames * job.width * job.height * 3
+    geometry = job.backbone.geometry
+    frames_bytes = geometry.later_frames * job.width * job.height * 3
+    video_bytes = job.frames * job.width * job.height * VIDEO_BITS_PER_PIXEL / 8
+    latent_bytes = 4 * math.prod(geometry.latent_shape(job.width, job.height)) // geometry.latent_frames
     return Plan(
         job=job,
         needs=needs,
@@ -106,8 +176,9 @@ def plan(job: Job, machine: Machine, missing_files: tuple[str, ...] = ()) -> Pla
         unmeasured=unmeasured,
         gpu_bytes=needs.peak if on_gpu else 0,
         host_bytes=PROCESS_BYTES + 4 * frames_bytes + (0 if on_gpu else needs.peak),
-        disk_bytes=int(2 * job.frames * job.width * job.height * VIDEO_BITS_PER_PIXEL / 8),
-        missing_files=missing_files,
+        disk_bytes=int(2 * video_bytes) + job.blocks * job.backbone.checkpoint_frames * latent_bytes,
+        missing_files=tuple(missing_files),
+        damaged_files=tuple(damaged_files),
     )
 
 
@@ -117,17 +188,24 @@ def card(device: torch.device) -> str:
 
 
 def predict(job: Job, machine: Machine) -> tuple[float | None, str | None]:
-    """Seconds from the first block to the finished file, models loaded and warm, and a reason if there are none."""
+    """Seconds from the first block to the finished file, models loaded and warm, and a reason if there are none.
+
+    From the table that benchmarks/costs.py writes, in proportion to the pixels and to the forwards of a block.
+    """
     table: list[Mapping[str, Any]] = json.loads((package_files(__package__) / "costs.json").read_text("utf-8"))
-    name = card(machine.device)
-    measured = {"card": name, "backbone": job.backbone.name, "precision": machine.precision, "compile": machine.compile}
+    name, backbone = card(machine.device), job.backbone
+    measured = {"card": name, "backbone": backbone.name, "precision": machine.precision, "compile": machine.compile}
     found = [row for row in table if all(row[key] == value for key, value in measured.items())]
     if not found:
-        return None, f"{job.backbone.name} was not measured on {name} ({machine.precision})"
-    row = found[0]
+        return None, f"{backbone.name} was not measured on {name} ({machine.precision})"
+    if job.options.get("guidance") == 1:
+        return None, "it was measured with guidance, which takes twice the time"
+    row, seconds = found[0], 0.0
+    for role, blocks in job.blocks_by_role.items():
+        generating = (row[role] - row["decode"]) * job.forwards[role] / row["forwards"][role]
+        seconds += generating + blocks * (row["decode"] + row["beside"])
     scale = job.width * job.height / (row["width"] * row["height"])
-    blocks = [row[job.schedule.role(b) if b else f"{job.schedule.role(b)} without context"] for b in range(job.blocks)]
-    return round(scale * (sum(blocks) + row["end"]), 1), None
+    return round(scale * (seconds + row["end"]), 1), None
 
 
 def free_bytes(folder: Path) -> int:
@@ -137,14 +215,36 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def host_memory() -> int:
-    """Memory this process may use: the machine's, or less if a control group (version 2 or 1) says so."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
+def host_memory(root: Path = Path("/")) -> int:
+    """Memory this process may use: the machine's, or less if its control groups (version 2 or 1) say so."""
+    limits = [_installed_memory()]
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        groups = []
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
             continue
-        if text.isdigit():
-            limits.append(int(text))
+        top, name = root / "sys/fs/cgroup", "memory.max"
+        if controllers:
+            top, name = top / "memory", "memory.limit_in_bytes"
+        # A container may see its own group as the top, under a path that only the host has.
+        inside = top / path.strip("/")
+        for folder in (inside, *inside.parents):
+            limit = folder / name
+            if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+                limits.append(int(text))
+            if folder == top:
+                break
     return min(limits)
+
+
+def _installed_memory() -> int:
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import ctypes
+
+    kilobytes = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))  # type: ignore[attr-defined]
+    return kilobytes.value << 10

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -52,11 +52,19 @@ def describe_models(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 def differences(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> list[str]:
     """What is not as it was: models of an earlier report whose file is another one now."""
-    return [
-        f"the {model['role']} is not the file this report was made with ({model['file']}): expect another video"
-        for model in told
-        if model["role"] in paths and quick_digest(paths[model["role"]]) != model["digest"]
-    ]
+    found = []
+    for model in told:
+        if model["role"] in paths and (digest := quick_digest(paths[model["role"]])) != model["digest"]:
+            before, now = (text.rpartition(":")[2][:12] for text in (model["digest"], digest))
+            found.append(f"the {model['role']} is not the file it was made with ({model['file']}, {before}, now {now})")
+    return found
+
+
+def identity(report: Mapping[str, Any]) -> list[Any]:
+    """Everything that decides what a video shows, apart from the machine: two reports with equal ones tell of the same
+    video."""
+    names = ("backbone", "prompts", "conditioning", "seed", "width", "height", "schedule", "sampling", "options")
+    return [*(report[name] for name in names), [[model["role"], model["digest"]] for model in report["models"]]]
 
 
 class Record:
@@ -67,6 +75,7 @@ class Record:
         self.job, self.machine, self.conditioning = job, machine, conditioning
         self.models: list[dict[str, Any]] = []
         self.attention = ""
+        self.resumed_at: int | None = None
         self._blocks: list[dict[str, Any]] = []
         self._timings = dict.fromkeys(("load", "text", "rollout", "decode"), 0.0)
         self._started = time.perf_counter()
@@ -79,18 +88,23 @@ class Record:
         yield
         self._timings[what] += time.perf_counter() - started
 
-    def add(self, result: BlockResult) -> None:
-        self._blocks.append(
-            {
-                "index": result.index,
-                "role": result.role,
-                "seconds": round(result.seconds, 4),
-                "forwards": result.forwards,
-                "rejected": 0,
-            }
-        )
+    def resume(self, blocks: Sequence[dict[str, Any]]) -> None:
+        """Begins with the blocks, as `add` told them, of an earlier run. Timings are those of this run only."""
+        self._blocks, self.resumed_at = list(blocks), len(blocks)
+
+    def add(self, result: BlockResult) -> dict[str, Any]:
+        """Returns what the report says of this block."""
+        block = {
+            "index": result.index,
+            "role": result.role,
+            "seconds": round(result.seconds, 4),
+            "forwards": result.forwards,
+            "rejected": 0,
+        }
+        self._blocks.append(block)
         self._timings["rollout"] += result.seconds - result.decode_seconds
         self._timings["decode"] += result.decode_seconds
+        return block
 
     def report(self, encode_seconds: float) -> dict[str, Any]:
         job, machine = self.job, self.machine
@@ -109,6 +123,7 @@ class Record:
             "frames": job.backbone.geometry.frames(len(self._blocks), job.keep_first_frames),
             "schedule": job.schedule.to_dict(),
             "blocks": list(self._blocks),
+            "resumed_at": self.resumed_at,
             "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
             "peak_gpu_bytes": torch.cuda.max_memory_allocated(machine.device) if on_gpu else 0,
             "environment": {

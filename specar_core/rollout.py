@@ -46,15 +46,17 @@ def rollout(
     width: int,
     batch: int = 1,
     resume: Committed | None = None,
+    known: Callable[[int], Tensor | None] = lambda block: None,
     keep_first_frames: bool = False,
     on_step: Callable[[int, Step], None] = lambda block, step: None,
 ) -> Iterator[BlockResult]:
     """Generate the blocks of `schedule`, one after another.
 
     prompts(b): text embeddings [B, L, D] of block b, and where a model is guided the negative prompts' behind them;
-    noise(b, j): its j-th noise tensor [B, C, T, h, w]; resume: what an earlier run committed. on_step(b, step) is
-    called after every forward and every decoded latent frame; raising in it ends the rollout, and the blocks that were
-    yielded stay good.
+    noise(b, j): its j-th noise tensor [B, C, T, h, w]. resume: what an earlier run committed, and which is not yielded
+    again; known(b): the latents of block b if an earlier run generated it, which is then decoded and committed only.
+    on_step(b, step) is called after every forward and every decoded latent frame; raising in it ends the rollout, and
+    the blocks that were yielded stay good.
     """
     block, forwards = 0, 0
 
@@ -68,7 +70,10 @@ def rollout(
         for block in range(context.blocks, schedule.blocks):
             started, forwards = time.perf_counter(), 0
             role, prompt = schedule.role(block), prompts(block)
-            latents = run.generate(role, context, prompt, partial(noise, block))
+            if (found := known(block)) is not None:
+                latents = found.to(pair.device)
+            else:
+                latents = run.generate(role, context, prompt, partial(noise, block))
             if not torch.isfinite(latents).all():
                 raise SpecarError(
                     f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
@@ -76,6 +81,11 @@ def rollout(
                 )
             generated = time.perf_counter()
             frames, context = run.commit(context, latents, prompt)
+            if not torch.isfinite(frames).all():
+                raise SpecarError(
+                    f"block {block} was decoded to NaN, though its latents are finite ({pair.describe()}); the blocks "
+                    f"before it are good. Try another VAE file, or --precision fp32."
+                )
             if frames.is_cuda:
                 torch.cuda.synchronize(frames.device)
             ended = time.perf_counter()

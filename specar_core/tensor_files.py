@@ -218,9 +218,12 @@ def _mapped(path: Path, offset: int, info: TensorInfo) -> Tensor:
     if not info.bytes:
         return torch.empty(info.shape, dtype=info.dtype)
     start = offset - offset % mmap.ALLOCATIONGRANULARITY
-    with open(path, "rb") as file:
-        # Copy on write: torch wants a writable buffer, and nothing that happens to it reaches the file.
-        pages = mmap.mmap(file.fileno(), offset + info.bytes - start, access=mmap.ACCESS_COPY, offset=start)
+    try:
+        with open(path, "rb") as file:
+            # Copy on write: torch wants a writable buffer, and nothing that happens to it reaches the file.
+            pages = mmap.mmap(file.fileno(), offset + info.bytes - start, access=mmap.ACCESS_COPY, offset=start)
+    except OSError as error:
+        raise SpecarError(f"Cannot map {path} into memory: {error}. On Windows the page file may be small.") from error
     flat = torch.frombuffer(pages, dtype=torch.uint8, count=info.bytes, offset=offset - start)
     if offset % info.dtype.itemsize:
         flat = flat.clone()  # written without alignment

@@ -37,6 +37,12 @@ REORDERED = 2  # frames that x264's B-frames (with pyramid, its default) are dec
 BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
 
 
+def unfinished(folder: Path) -> UsageError:
+    """What to say instead of throwing away what a run left in its folder."""
+    todo = f"go on with `specar resume {folder}`, choose another name, or start again with --overwrite"
+    return UsageError(f"{folder} holds an unfinished video: {todo}.")
+
+
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
     """[B, 3, T, H, W] in [-1, 1] on any device -> uint8 [B, T, H, W, 3] on the CPU; rounded and clamped."""
     levels = frames.float().add(1).mul_(127.5).round_().clamp_(0, 255)  # float32: bf16 cannot hold 256 levels
@@ -50,8 +56,8 @@ class VideoWriter:
     manager and call `finish`; leaving without that, by an exception or not, keeps the blocks so far (`abort`).
 
     `folder` holds the segments, by default FILE.run beside FILE.mp4; what an unfinished run leaves is called like it,
-    FILE.partial.mp4. `keep_blocks` continues an earlier run: whole
-    segments within its first `keep_blocks` blocks are kept, and blocks are added from `blocks_done` on.
+    FILE.partial.mp4. `keep_blocks` continues an earlier run: whole segments within its first `keep_blocks` blocks are
+    kept, and blocks are added from `blocks_done` on. None starts anew.
 
     Raises UsageError for a path that must not be written, SpecarError for one that cannot.
     """
@@ -67,7 +73,7 @@ class VideoWriter:
         blocks_per_segment: int = 4,
         queue_blocks: int = 2,
         folder: str | Path | None = None,
-        keep_blocks: int = 0,
+        keep_blocks: int | None = None,
         overwrite: bool = False,
     ) -> None:
         self.path = Path(path).absolute()
@@ -77,11 +83,11 @@ class VideoWriter:
         self._fps, self._size, self._crf = Fraction(fps), (width, height), crf
         self._blocks_per_segment = blocks_per_segment
         self._queue_blocks = queue_blocks
-        self._continues = keep_blocks > 0
+        self._continues = keep_blocks is not None
         self._overwrite = overwrite
 
         self._check_target()
-        self._finished = self._open_folder(keep_blocks // blocks_per_segment)
+        self._finished = self._open_folder((keep_blocks or 0) // blocks_per_segment)
         self._segment: _Segment | None = None
         self._broken = self._closed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-encode")
@@ -175,8 +181,7 @@ class VideoWriter:
                 kept += 1
             rest = set(self.folder.glob("segment-*.mp4")) - {self._segment_path(index) for index in range(kept)}
             if rest and not self._continues and not self._overwrite:
-                todo = "resume it, choose another name, or start again with --overwrite"
-                raise UsageError(f"{self.folder} holds an unfinished video; {todo}.")
+                raise unfinished(self.folder)
             for segment in rest:
                 segment.unlink()
         except OSError as error:
@@ -197,7 +202,7 @@ class VideoWriter:
         self._segment.add(frames)
         if self._segment.blocks == self._blocks_per_segment:
             data = self._segment.close()
-            with _replacing(self._segment_path(self._finished), len(data)) as part:
+            with replacing(self._segment_path(self._finished), len(data)) as part:
                 part.write_bytes(data)
             self._segment = None
             self._finished += 1
@@ -274,7 +279,7 @@ def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, met
     # The file counts its length in this unit, by default milliseconds, which cuts part of a frame off.
     options = {"movflags": "faststart+use_metadata_tags", "movie_timescale": str(fps.numerator)}
     with (
-        _replacing(target, size) as part,
+        replacing(target, size) as part,
         av.open(part, "w", format="mp4", options=options) as output,
     ):
         # Text from outside may hold halves of surrogate pairs, which UTF-8 has no bytes for.
@@ -301,7 +306,7 @@ def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, met
 
 
 @contextlib.contextmanager
-def _replacing(target: Path, size: int) -> Iterator[Path]:
+def replacing(target: Path, size: int) -> Iterator[Path]:
     """A name beside `target` for about `size` bytes, renamed to it when they are safe on the disk."""
     import av
 

@@ -33,7 +33,7 @@ def anywhere(function):
     return Backend("fake", None, None, lambda: function)
 
 
-def test_a_kernel_that_computes_something_else_is_not_used():
+def test_a_kernel_that_computes_something_else_is_not_used_R01():
     assert self_test(sdpa, CPU, torch.float32) < 1e-5
     with pytest.raises(Absent, match="differs from torch"):
         probe(anywhere(lambda q, k, v: sdpa(q, k, v) * 1.1), CPU, torch.float32)
@@ -41,7 +41,7 @@ def test_a_kernel_that_computes_something_else_is_not_used():
         probe(anywhere(lambda q, k, v: sdpa(q, k, v) * float("nan")), CPU, torch.float32)
 
 
-def test_a_kernel_that_refuses_is_passed_over_with_its_words():
+def test_a_kernel_that_refuses_is_passed_over_with_its_words_R49():
     def refuse(q, k, v):
         raise RuntimeError("no kernel image is available\nstack")
 
@@ -76,7 +76,7 @@ def test_flash_attention_3_with_either_return_value(monkeypatch, returns):
 
 
 @pytest.mark.parametrize("broken", [ImportError("no module"), OSError("undefined symbol: _ZN3c10")])
-def test_a_missing_or_broken_package_is_absent(monkeypatch, broken):
+def test_a_missing_or_broken_package_is_absent_R42(monkeypatch, broken):
     def fail(name):
         raise broken
 

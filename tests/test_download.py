@@ -146,7 +146,7 @@ def test_a_file_lands_under_its_name_and_is_not_fetched_again(hub, tmp_path, mon
     assert fetch(models) == [path]
 
 
-def test_another_name_that_serves_is_enough(hub, tmp_path):
+def test_another_name_that_serves_is_enough_R62(hub, tmp_path):
     file = dataclasses.replace(FILE, alternatives=("Wan2.1_VAE.pth",))
     (tmp_path / "vae").mkdir()
     (path := tmp_path / "vae" / "Wan2.1_VAE.pth").write_bytes(b"x")
@@ -166,7 +166,7 @@ def test_the_plan_needs_no_network(tmp_path):
 # --------------------------------------------------------------------------------------------- transfers
 
 
-def test_a_dropped_connection_continues_where_it_stopped(hub, tmp_path):
+def test_a_dropped_connection_continues_where_it_stopped_R66(hub, tmp_path):
     """Dropped three times, with pauses for two: getting further counts anew."""
     hub.storage_faults = [{"stop": 1 << 20}, {"stop": 100}, {"stop": 1 << 20}]
     (path,) = fetch(tmp_path)
@@ -182,7 +182,7 @@ def test_a_server_that_drops_for_ever_is_given_up_and_the_next_call_continues(hu
     assert storage_ranges(hub)[-1] == "bytes=3000-"
 
 
-def test_a_stall_ends(hub, tmp_path):
+def test_a_stall_ends_R67(hub, tmp_path):
     hub.storage_faults = [{"stop": 5000, "stall": True}] * 3
     assert "has sent nothing for 0.3 s. 15,000 bytes" in refused(tmp_path)
 
@@ -267,7 +267,7 @@ def test_a_repository_that_changed(known, hub, tmp_path):
     assert "The repository has changed" in refused(tmp_path, dataclasses.replace(FILE, **known))
 
 
-def test_a_file_too_large_for_the_disk_is_refused_before_it_starts(hub, tmp_path):
+def test_a_file_too_large_for_the_disk_is_refused_before_it_starts_R67b(hub, tmp_path):
     hub.linked = {"X-Linked-Size": 10**15 - 1}
     hub.storage_faults = [{"headers": {"Content-Length": None}}]
     assert "needs 999,999,999,999,999 bytes more" in refused(tmp_path)
@@ -406,7 +406,7 @@ def test_an_exception_in_progress_keeps_what_has_arrived(hub, tmp_path):
     assert storage_ranges(hub)[1] == f"bytes={len(kept)}-"
 
 
-def test_cancelling(hub, tmp_path):
+def test_cancelling_R67(hub, tmp_path):
     cancel = threading.Event()
     message = refused(tmp_path, progress=lambda _: cancel.set(), cancel=cancel)
     assert message.startswith("Download cancelled; ") and part(tmp_path, b"").exists()
@@ -442,7 +442,7 @@ def test_ctrl_c_during_a_stall(hub, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk(hub, tmp_path):
+def test_a_full_disk_R71(hub, tmp_path):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "vae.safetensors.part").symlink_to("/dev/full")
     message = refused(tmp_path)

@@ -43,7 +43,7 @@ def test_a_file_is_found_under_each_of_its_names_its_own_first(file, tmp_path):
         assert put(tmp_path, file, name) == locate(file, tmp_path)
 
 
-def test_broken_links_and_loops_are_skipped(tmp_path):
+def test_broken_links_and_loops_are_skipped_R63(tmp_path):
     good = put(tmp_path, VAE, "Wan2.1_VAE.pth")
     (tmp_path / "vae" / VAE.name).symlink_to("gone")
     assert locate(VAE, tmp_path) == good
@@ -54,7 +54,7 @@ def test_broken_links_and_loops_are_skipped(tmp_path):
     assert locate(TEXT, tmp_path / "diffusion_models" / TARGET.name) is None
 
 
-def test_all_missing_files_are_named_at_once_with_place_source_and_command(tmp_path):
+def test_all_missing_files_are_named_at_once_with_place_source_and_command_R02(tmp_path):
     target, vae = put(tmp_path, TARGET), put(tmp_path, VAE, "Wan2.1_VAE.pth")
     with pytest.raises(SpecarError) as error:
         require(KREA_FILES, tmp_path, "krea", {})

@@ -17,7 +17,7 @@ def test_published_counts():
 
 
 @given(st.sampled_from([KREA, HELIOS]), st.integers(1, 100_000), st.booleans())
-def test_fewest_blocks_that_hold_the_frames(geometry, frames, keep):
+def test_fewest_blocks_that_hold_the_frames_R18(geometry, frames, keep):
     blocks = geometry.blocks_for_frames(frames, keep)
     assert geometry.frames(blocks, keep) >= frames
     assert blocks == 1 or geometry.frames(blocks - 1, keep) < frames
@@ -48,7 +48,7 @@ def test_no_frames():
         ((-16, 480), "too small"),
     ],
 )
-def test_sizes_that_do_not_fit(size, words):
+def test_sizes_that_do_not_fit_R89(size, words):
     with pytest.raises(UsageError, match=words):
         KREA.check_size(*size)
 

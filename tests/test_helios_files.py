@@ -210,7 +210,7 @@ def test_older_and_wan_names(renamed, tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in STATES["Helios-Base"].items())
 
 
-def test_another_model_in_a_models_place(models, tmp_path):
+def test_another_model_in_a_models_place_R19(models, tmp_path):
     with pytest.raises(SpecarError, match="cannot be the target of helios: it is a Wan 2.1 VAE"):
         load(models / "vae" / "wan_2.1_vae.safetensors")
     mid = publish(tmp_path, STATES["Helios-Base"], "Helios-Mid")
@@ -230,7 +230,7 @@ def test_another_model_in_a_models_place(models, tmp_path):
     load(mid, "target", HELIOS_MID)
 
 
-def test_a_scheduler_that_is_not_told_or_not_as_published(tmp_path, caplog):
+def test_a_scheduler_that_is_not_told_or_not_as_published_R19(tmp_path, caplog):
     index = publish(tmp_path, STATES["Helios-Base"], "Helios-Base")
     config = tmp_path / "scheduler" / "scheduler_config.json"
     told = json.loads(config.read_text())

@@ -143,7 +143,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("kind, count", [("denoise", 6), ("decode", 4), ("decode", 5)])
-def test_an_exception_in_any_step_leaves_the_block_before_it_committed(kind, count):
+def test_an_exception_in_any_step_leaves_the_block_before_it_committed_R95(kind, count):
     seen = 0
 
     def stop(block, step):
@@ -170,7 +170,7 @@ def test_steps_are_reported_in_order():
     assert steps[7][:3] == (1, "denoise", "drafter") and len(steps) == 14
 
 
-def test_nan_stops_before_the_block_is_committed():
+def test_nan_stops_before_the_block_is_committed_R37():
     def poisoned(block, draw):
         value = seeded()(block, draw)
         return value * float("nan") if (block, draw) == (2, 3) else value

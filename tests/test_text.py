@@ -210,7 +210,7 @@ def test_a_long_prompt_is_clipped_with_a_notice(comfy, caplog):
     assert torch.equal(encoder.encode([long])[0, :-1], encoder.encode([long + " again"])[0, :-1])
 
 
-def test_scaled_fp8_is_dequantised(tmp_path, comfy):
+def test_scaled_fp8_is_dequantised_R74(tmp_path, comfy):
     file = scaled_fp8(HF)
     save_file(file | INSIDE, tmp_path / "fp8.safetensors")
     encoder = TextEncoder.load(tmp_path / "fp8.safetensors", torch.float32)

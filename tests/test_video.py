@@ -174,7 +174,7 @@ def test_it_is_h264_for_browsers(tmp_path):
     assert b"colrnclx" in content
 
 
-def test_colour_bars_survive_three_generations(tmp_path):
+def test_colour_bars_survive_three_generations_R105(tmp_path):
     bars = np.array(
         [[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255]]
     )
@@ -188,7 +188,7 @@ def test_colour_bars_survive_three_generations(tmp_path):
         assert np.abs(middles - bars).max() <= 2
 
 
-def test_odd_sizes_repeat_the_last_row_and_column(tmp_path, caplog):
+def test_odd_sizes_repeat_the_last_row_and_column_R91(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "specar"), VideoWriter(tmp_path / "a.mp4", FPS, 33, 17) as video:
         for index in range(5):
             video.add_block(block(index, height=17, width=33))
@@ -328,7 +328,7 @@ def test_an_unfinished_video_is_not_thrown_away_unasked(tmp_path):
     with writer(tmp_path / "a.mp4") as video:
         for index in range(4):
             video.add_block(block(index))
-    with pytest.raises(UsageError, match="a.run holds an unfinished video; resume"):
+    with pytest.raises(UsageError, match="a.run holds an unfinished video: go on with `specar resume .*a.run`"):
         writer(video.path)
     assert writer(video.path, overwrite=True).blocks_done == 0
     assert not os.listdir(video.folder)
@@ -401,7 +401,7 @@ def test_segments_of_another_size_are_not_joined(tmp_path):
     assert not video.path.exists()
 
 
-def test_what_is_finished_plays_after_kill_9(tmp_path):
+def test_what_is_finished_plays_after_kill_9_R111(tmp_path):
     path = tmp_path / "a.mp4"
     script = """
         video = writer(Path(sys.argv[1]))
@@ -490,7 +490,7 @@ def test_a_full_disk_is_named_and_costs_nothing_finished(tmp_path, caplog):
 # Memory
 
 
-def test_no_more_blocks_are_held_than_the_queue_has_places(tmp_path):
+def test_no_more_blocks_are_held_than_the_queue_has_places_R10(tmp_path):
     alive: list[weakref.ref] = []
     with writer(tmp_path / "a.mp4", queue_blocks=2) as video:
         for index in range(16):
@@ -503,7 +503,7 @@ def test_no_more_blocks_are_held_than_the_queue_has_places(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
-def test_memory_is_flat_over_many_blocks(tmp_path):
+def test_memory_is_flat_over_many_blocks_R109(tmp_path):
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -346,7 +346,7 @@ MEMORY = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is Linux's")
-def test_host_memory_beyond_the_result_stays_below_a_quarter_of_the_file(tmp_path):
+def test_host_memory_beyond_the_result_stays_below_a_quarter_of_the_file_R22(tmp_path):
     """210 MB that stay mapped in their own type, and 210 MB that are cast while streaming."""
     for name, dtype, count in (("bf16", torch.bfloat16, 16), ("fp32", torch.float32, 8)):
         tensor = torch.ones(3200, 2048, dtype=dtype)
@@ -367,7 +367,7 @@ def whole(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99, 1])
-def test_a_cut_off_file_is_named_with_its_bytes_and_its_model(share, tmp_path):
+def test_a_cut_off_file_is_named_with_its_bytes_and_its_model_R57(share, tmp_path):
     data = whole(tmp_path)
     size = min(int(len(data) * share), len(data) - 1)
     (path := tmp_path / "x.safetensors").write_bytes(data[:size])
@@ -402,7 +402,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 @pytest.mark.parametrize("what", STRANGERS)
-def test_what_is_no_checkpoint_is_named_for_what_it_is(what, suffix, tmp_path):
+def test_what_is_no_checkpoint_is_named_for_what_it_is_R58(what, suffix, tmp_path):
     data, message = STRANGERS[what]
     (path := tmp_path / f"x{suffix}").write_bytes(data)
     if suffix == ".pt" and what in ("text", "short"):

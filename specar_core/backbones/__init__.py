@@ -1,12 +1,16 @@
 """The pairs, by name."""
 
+from typing import TYPE_CHECKING
+
 from ..errors import UsageError
-from .base import Backbone
+
+if TYPE_CHECKING:  # it imports torch, which takes more than a second
+    from .base import Backbone
 
 NAMES = ("krea", "helios", "helios-mid", "tiny")
 
 
-def backbone(name: str) -> Backbone:
+def backbone(name: str) -> "Backbone":
     """Raises UsageError for an unknown name."""
     if name == "krea":
         from .krea import KREA

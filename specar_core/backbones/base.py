@@ -165,6 +165,11 @@ class Backbone(ABC):
         self.geometry.check_size(width, height)
         return []
 
+    @property
+    def checkpoint_frames(self) -> int:
+        """Latent frames that the checkpoint of a block holds: the block's own, and one of context."""
+        return self.geometry.latent_frames + 1
+
     def guidance(self, job: "Job", role: Role) -> float | None:
         """The scale of this role's classifier-free guidance, None without it."""
         return None

@@ -28,10 +28,10 @@ SHIFT = 5.0
 # Self-Forcing's list, for both models.
 STEPS: Mapping[Role, tuple[int, ...]] = dict.fromkeys(("target", "drafter"), (1000, 750, 500, 250))
 CONTEXT_FRAMES = 3
-# Elements for each pixel of a frame and each channel of the VAE's width: 944.3 M at 832x480 and width 96; and what one
-# decoding step needs beside them (fitted to the peak that benchmarks/krea.py measured).
+# Elements for each pixel of a frame and each channel of the VAE's width: the decoder's histories, 944.3 M at 832x480
+# and width 96; and what one decoding step takes beside those that it is given (measured: 5.5 GB, in half precision).
 DECODER_STATE = 944.3e6 / (832 * 480 * 96)
-DECODER_WORK = 64.0
+DECODER_WORK = 5.5e9 / 2 / (832 * 480 * 96)
 
 
 def times(steps: Sequence[int]) -> list[float]:
@@ -156,7 +156,8 @@ class CausalWanBackbone(Backbone):
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)
         gpu["vae weights"] = size * parameters(partial(WanVAE, self.vae_config))
-        gpu["decoder histories"], decoding = decoder_bytes(size, pixels, self.vae_config)
+        histories, decoding = decoder_bytes(size, pixels, self.vae_config)
+        gpu["decoder histories"] = 2 * histories  # of the block before, and of the latent frame before
         denoising = 2 * self.geometry.latent_frames * tokens * widest.ffn_dim * 3
         gpu["work"] = max(decoding, size * denoising)
         return Needs(gpu, text=self.text_bytes)
@@ -168,7 +169,7 @@ def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine,
         raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}")
     config = VaeConfig.detect(shapes(checkpoint))
     if wanted not in (None, config):
-        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}, and the models need {wanted}")
+        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}, and width {wanted.dim} is needed")
     with torch.device("meta"):
         vae = WanVAE(config)
     # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
@@ -178,11 +179,9 @@ def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine,
 
 
 def decoder_bytes(size: int, pixels: int, config: VaeConfig) -> tuple[int, int]:
-    """Bytes of the decoder's histories and of its work, `size` bytes a number.
-
-    The histories exist twice while a latent frame is decoded: what it was given, and what it will give.
-    """
-    return 2 * size * int(DECODER_STATE * pixels * config.dim), size * int(DECODER_WORK * pixels * config.dim)
+    """Bytes of the decoder's histories, and of the work of decoding one latent frame, the new histories included;
+    `size` bytes a number."""
+    return size * int(DECODER_STATE * pixels * config.dim), size * int(DECODER_WORK * pixels * config.dim)
 
 
 def shapes(checkpoint: Checkpoint, rename: Callable[[str], str | None] = canonical_name) -> dict[str, tuple[int, ...]]:

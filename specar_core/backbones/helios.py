@@ -26,7 +26,7 @@ from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import canonical_name, identify, load_into
 from .base import Backbone, Machine, Needs, Progress, TextEncoder
 from .causal_wan import decoder_bytes, load_vae, named, parameters, shapes
-from .helios_pair import BASE, DISTILLED, GEOMETRY, MID, HeliosPair, Recipe
+from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe
 from .krea import KREA, load_text_encoder
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class HeliosBackbone(Backbone):
         if not (math.isfinite(scale) and scale >= 1):
             raise UsageError(f"guidance must be at least 1, which is none, not {scale:g}")
         return [] if scale > 1 else ["guidance 1 is none: the negative prompt is not used"]
+
+    @property
+    def checkpoint_frames(self) -> int:
+        return self.geometry.latent_frames + sum(HISTORY) + 1
 
     def recipe(self, job: "Job", role: Role) -> Recipe:
         """As the job wants it."""

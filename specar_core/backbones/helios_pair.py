@@ -160,5 +160,6 @@ class HeliosRun:
             rows = halves * self.shape[0]
             if len(prompt) < rows:
                 raise ValueError(f"the {role} needs {rows} rows of text embeddings, not {len(prompt)}")
-            known = self._texts[role] = (prompt, self.pair.models[role].encode_text(prompt[:rows]))
+            rows_here = prompt[:rows].to(self.pair.device)
+            known = self._texts[role] = (prompt, self.pair.models[role].encode_text(rows_here))
         return known[1]

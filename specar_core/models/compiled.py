@@ -13,3 +13,12 @@ def compile_blocks(network: Any) -> None:
     network.attend = torch.compiler.disable(network.attend)
     for block in network.blocks:
         block.compile(dynamic=False)
+
+
+def no_compiler(device: torch.device) -> str | None:
+    """Why nothing can be compiled for this device, in one line; None if it can."""
+    try:
+        torch.compile(lambda x: torch.nn.functional.silu(x) + 1)(torch.zeros(8, device=device))
+    except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Triton, or one of another version
+        return str(error).splitlines()[0]
+    return None

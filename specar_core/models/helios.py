@@ -101,7 +101,7 @@ class Attention(nn.Module):
         """History keys times 1 to 10, one factor a head, in a model that learned them (none of the released does)."""
         if self.history_key_scale is None:
             return keys
-        factor = 1 + 9 * self.history_key_scale.sigmoid().unsqueeze(-1)
+        factor = 1 + 9 * self.history_key_scale.to(keys.device).sigmoid().unsqueeze(-1)
         return torch.cat([(keys[:, :past] * factor).to(keys.dtype), keys[:, past:]], dim=1)
 
 
@@ -144,7 +144,7 @@ class Block(nn.Module):
         With drop_past the history gives keys and values only, and the result is [B, L, dim].
         """
         dtype = hidden.dtype
-        rows = self.scale_shift_table.unsqueeze(1) + modulation
+        rows = self.scale_shift_table.to(modulation.device).unsqueeze(1) + modulation
         shift1, scale1, gate1, shift2, scale2, gate2 = rows.unbind(2)
 
         y = modulated(self.norm1(hidden.float()), shift1, scale1, past).to(dtype)
@@ -199,14 +199,14 @@ class OutputNorm(nn.Module):
         self.norm = operations.LayerNorm(config.dim, eps=config.eps, elementwise_affine=False)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        shift, scale = (self.scale_shift_table + embedding.unsqueeze(1)).split(1, dim=1)
+        shift, scale = (self.scale_shift_table.to(x.device) + embedding.unsqueeze(1)).split(1, dim=1)
         return torch.addcmul(shift, self.norm(x.float()), 1 + scale).to(x.dtype)
 
 
 class HeliosTransformer(nn.Module):
     """Flow prediction for one chunk, given the history.
 
-    operations: where Linear, Conv3d, LayerNorm and RMSNorm are taken from, so that a host can put in its own.
+    operations: as in CausalWan; here too the network computes where its inputs are.
     """
 
     def __init__(self, config: HeliosConfig, operations: Any = nn, attend: Attend = sdpa) -> None:
@@ -227,16 +227,12 @@ class HeliosTransformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.patch_embedding.bias.dtype
 
-    @property
-    def device(self) -> torch.device:
-        return self.patch_embedding.bias.device
-
     def encode_text(self, embeddings: Tensor) -> TextKV:
         """Keys and values of the cross-attention, per block, from text embeddings [B, text tokens, text_dim].
 
         They depend on the prompt only. No row is masked: the zeroed tail of a short prompt is attended as well.
         """
-        hidden = self.condition_embedder.text_embedder(embeddings.to(self.device, self.dtype))
+        hidden = self.condition_embedder.text_embedder(embeddings.to(self.dtype))
         return [block.attn2.keys_values(hidden) for block in self.blocks]
 
     def encode_history(
@@ -251,8 +247,9 @@ class HeliosTransformer(nn.Module):
         for latents, name, numbers in zip((long, mid, short), ("long", "mid", "short"), frames, strict=True):
             patch = getattr(self, f"patch_{name}")
             tokens.append(self._patches(patch, latents))
-            ropes.append(self._rope(torch.tensor(numbers), height, width, pool=patch.kernel_size[0]))
-        modulation = self.condition_embedder.time(torch.zeros(1, device=self.device), self.dtype)[1]
+            numbered = torch.tensor(numbers, device=latents.device)
+            ropes.append(self._rope(numbered, height, width, pool=patch.kernel_size[0]))
+        modulation = self.condition_embedder.time(torch.zeros(1, device=short.device), self.dtype)[1]
         next_frame = 1 + max(map(max, frames))
         return History(torch.cat(tokens, dim=1), torch.cat(ropes, dim=1), modulation, next_frame)
 
@@ -280,5 +277,4 @@ class HeliosTransformer(nn.Module):
         return patch(pad_to_multiple(latents.to(self.dtype), patch.kernel_size)).flatten(2).transpose(1, 2)
 
     def _rope(self, frames: Tensor, height: int, width: int, pool: int = 1) -> Tensor:
-        frames = frames.to(self.device)
         return rope_table(frames, height, width, self.config.rope_dim, self.config.rope_theta, pool)

@@ -1,0 +1,115 @@
+"""SpecARScheduler: how long, how large, and which blocks the target generates."""
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..specar_core import backbones
+from ..specar_core.job import resolve
+from ..specar_core.plan import predict
+from . import host
+from .models import Models
+from .sockets import ModelsSocket, ScheduleSocket
+
+AUTO = "auto"
+WITH_K = ("spread", "front", "back", "random", "stride", "max-run")
+POLICIES = (AUTO, "list", "target-only", "draft-only", "first", *WITH_K)
+DRAWN = 300  # blocks, up to which the page draws `auto` before a run
+
+
+class SpecARScheduler(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return host.schema(
+            node_id="SpecARScheduler",
+            display_name="SpecAR Scheduler",
+            search_aliases=["speculative schedule", "target blocks"],
+            description="Says beforehand which blocks the target generates; the drafter generates the others.",
+            inputs=[
+                ModelsSocket.Input("models", extra_dict={"pairs": {name: drawn(name) for name in backbones.NAMES}}),
+                io.Float.Input(
+                    "seconds", default=5.0, min=0.1, max=86400.0, step=0.1, tooltip="Rounded up to whole blocks."
+                ),
+                io.Int.Input(
+                    "blocks", default=0, min=0, max=1_000_000, tooltip="The length in blocks; 0 takes the seconds."
+                ),
+                io.Int.Input(
+                    "width", default=832, min=0, max=8192, step=16, tooltip="In pixels; 0 takes the size of the pair."
+                ),
+                io.Int.Input(
+                    "height", default=480, min=0, max=8192, step=16, tooltip="In pixels; 0 takes the size of the pair."
+                ),
+                io.Combo.Input(
+                    "policy",
+                    options=list(POLICIES),
+                    tooltip="Where the target blocks go. auto: the pair's default. list: at the positions below. "
+                    "spread: k of them at even distances, which keeps the longest draft run as short as k allows.",
+                ),
+                io.Int.Input(
+                    "k",
+                    default=7,
+                    min=0,
+                    max=1_000_000,
+                    tooltip="How many blocks the target generates (spread, front, back, random), every how many blocks "
+                    "(stride), or the longest draft run (max-run).",
+                ),
+                io.String.Input(
+                    "positions",
+                    default="0",
+                    tooltip="Target blocks for the policy list, counted from 0: 0,5,10. Block 0 should be among them.",
+                ),
+            ],
+            outputs=[ScheduleSocket.Output(display_name="schedule")],
+        )
+
+    @classmethod
+    def execute(cls, models: Models, seconds, blocks, width, height, policy, k, positions) -> io.NodeOutput:
+        job, notices = resolve(
+            models.backbone,
+            seconds=None if blocks else seconds,
+            blocks=blocks or None,
+            width=width,
+            height=height,
+            schedule=specification(policy, k, positions),
+        )
+        models.check(job.roles)
+        predicted, unmeasured = predict(job, models.machine)
+        length = job.frames / job.backbone.geometry.fps
+        schedule = job.schedule.to_dict()
+        told = {
+            **schedule,
+            "frames": job.frames,
+            "fps": job.backbone.geometry.fps,
+            "seconds": length,
+            "width": job.width,
+            "height": job.height,
+            "predicted_seconds": predicted,
+            "unmeasured": unmeasured,
+            "notices": notices,
+        }
+        time = "" if predicted is None else f", about {predicted:.0f} s"
+        host.say(
+            f"{job.frames} frames, {length:.2f} s: {job.blocks} blocks, {len(job.schedule.targets)} by the target, "
+            f"longest draft run {job.schedule.max_draft_run}{time}" + "".join(f"\n{notice}" for notice in notices)
+        )
+        return io.NodeOutput(job, ui={"specar_schedule": [told]})
+
+
+def drawn(name: str) -> dict[str, Any]:
+    """What the page must know of a pair to draw its schedules before a run; the node itself does not need it."""
+    backbone = backbones.backbone(name)
+    return {
+        "fps": backbone.geometry.fps,
+        "first_frames": backbone.geometry.frames(1),
+        "later_frames": backbone.geometry.later_frames,
+        "auto": [backbone.default_schedule(blocks) for blocks in range(1, DRAWN + 1)],
+    }
+
+
+def specification(policy: str, k: int, positions: str) -> str | None:
+    """The schedule's name as the library and the command line write it."""
+    if policy == AUTO:
+        return None
+    if policy == "list":
+        return f"list:{positions}"
+    return f"{policy}:{k}" if policy in WITH_K else policy

@@ -1,0 +1,170 @@
+"""The folder of an unfinished run: everything that it takes to go on after the process or the machine is gone.
+
+`run.json` tells what is being made; `block-INDEX-CHECKSUM.safetensors` holds a committed block; finished segments of
+the video lie beside them (video.py). Files get their names when they are whole and on the disk, and a block's name
+holds a part of its SHA-256, so damage of any kind looks like a block that is not there. Blocks are small (1.6 MB at
+832x480) because nothing of the decoder is kept: its histories are rebuilt from the newest latents.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from .backbones.base import Committed
+from .errors import SpecarError, UsageError
+from .rollout import BlockResult
+from .tensor_files import open_checkpoint
+from .video import replacing
+
+FORMAT = 1
+LOCK, TOLD, BLOCKS, SEGMENTS = "lock", "run.json", "block-*.safetensors", "segment-*.mp4"
+
+
+class RunFolder:
+    """A run's folder, locked until it is closed: use it as a context manager.
+
+    `blocks` is how many whole blocks, from the first one on, an earlier run left. With `resume=False` they are not
+    taken over, and `begin` removes them.
+
+    Raises UsageError for a folder of other things, SpecarError for one that another process works in or that cannot be
+    written.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        self.folder = folder.absolute()
+        self._files: list[Path] = []
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (there := os.listdir(self.folder)) and LOCK not in there:
+                raise UsageError(f"{self.folder} holds other files: choose another folder for the run")
+            self._lock = open(self.folder / LOCK, "ab")
+            lock(self._lock)
+            for path in sorted(self.folder.glob(BLOCKS)) if resume else ():
+                if path.name == block_name(len(self._files), path.read_bytes()):
+                    self._files.append(path)
+        except (BlockingIOError, PermissionError) as error:
+            raise SpecarError(f"{self.folder} is in use by another process, or not yours: {error}.") from error
+        except OSError as error:
+            raise SpecarError(f"Cannot write {self.folder}: {error}. Choose another folder.") from error
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-checkpoint")
+        self._pending: Future[None] | None = None
+
+    @property
+    def blocks(self) -> int:
+        return len(self._files)
+
+    @property
+    def used(self) -> bool:
+        """Whether anything would be lost with the folder."""
+        return any(self.folder.glob(BLOCKS)) or any(self.folder.glob(SEGMENTS))
+
+    def latents(self, block: int) -> Tensor | None:
+        """What an earlier run committed as this block, [B, C, T, h, w] on the CPU; None behind the last one."""
+        return self._tensor(block, "latents") if block < self.blocks else None
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the report says of each of these blocks."""
+        return [json.loads(open_checkpoint(path).metadata["block"]) for path in self._files]
+
+    def committed(self, blocks: int, prompt: Callable[[int], Tensor]) -> Committed | None:
+        """What a rollout goes on from that has the first of these blocks; None if it has none."""
+        if not blocks:
+            return None
+        names = open_checkpoint(self._files[blocks - 1]).names.keys() - {"latents"}
+        extra = {name: self._tensor(blocks - 1, name) for name in names}
+        return Committed(blocks, lambda block: self._tensor(block, "latents"), prompt, extra)
+
+    def begin(self, told: Mapping[str, Any]) -> None:
+        """Tells what is made here (as `read_run` returns it), and removes blocks that are no part of it."""
+        for path in set(self.folder.glob(BLOCKS + "*")) - set(self._files):
+            path.unlink()
+        _write(self.folder / TOLD, json.dumps({"format": FORMAT, **told}, indent=1).encode())
+
+    def add(self, result: BlockResult, told: Mapping[str, Any]) -> None:
+        """Writes a committed block while the next one is generated; told: what the report says of it.
+
+        Raises SpecarError when this or the block before it could not be written.
+        """
+        tensors = {"latents": result.latents, **result.context.extra()}
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        self._wait()
+        self._pending = self._worker.submit(self._add, result.index, tensors, json.dumps(told))
+
+    def remove(self) -> None:
+        """Closes and removes the folder: the video is whole, and what cannot be removed does no harm."""
+        self.close()
+        with contextlib.suppress(OSError):
+            for pattern in (BLOCKS + "*", SEGMENTS + "*", TOLD + "*", LOCK):  # with what was being written
+                for path in list(self.folder.glob(pattern)):
+                    path.unlink()
+            self.folder.rmdir()  # fails while others keep files in it
+
+    def close(self) -> None:
+        self._worker.shutdown()
+        self._lock.close()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+        if not self.used:
+            self.remove()
+
+    def _add(self, index: int, tensors: Mapping[str, Tensor], told: str) -> None:
+        data = save(dict(tensors), {"block": told})
+        _write(self.folder / block_name(index, data), data)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+
+    def _tensor(self, block: int, name: str) -> Tensor:
+        return open_checkpoint(self._files[block]).tensor(name).clone()  # not mapped: the file may be removed
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What `begin` told. Raises UsageError if there is no run here that this version can continue."""
+    path = folder / TOLD
+    try:
+        told = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{folder} is not the folder of an unfinished run: {TOLD}: {error.strerror}") from None
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise UsageError(f"{path} is damaged, or another version of SpecAR wrote it: start again with --overwrite")
+    return told
+
+
+def block_name(index: int, data: bytes) -> str:
+    """Blocks of another format have no valid name."""
+    checksum = hashlib.sha256(b"%d" % FORMAT + data).hexdigest()
+    return f"block-{index:06d}-{checksum[:16]}.safetensors"
+
+
+def lock(file: IO[bytes]) -> None:
+    """Held while the file is open, so it dies with the process. OSError if another one holds it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path, len(data)) as part:
+        part.write_bytes(data)
