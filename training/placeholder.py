@@ -41,8 +41,9 @@ def main() -> None:
     for role, sizes in CONFIGS.items():
         save(fill(CausalWan(sizes), 1), role, {"transformer": asdict(sizes)})
     save(fill(WanVAE(VAE_CONFIG), 2), "vae", {})
-    text = {"words": vocabulary(), "length": TEXT_LENGTH, "dim": TEXT_DIM}
-    save(fill(TinyText(**text), 3), "text_encoder", {"text": text})
+    words = vocabulary()
+    text = {"words": words, "length": TEXT_LENGTH, "dim": TEXT_DIM}
+    save(fill(TinyText(words, TEXT_LENGTH, TEXT_DIM), 3), "text_encoder", {"text": text})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -107,7 +108,8 @@ def step_losses(
     true = data.later(later)
     pairs = zip(own.later(later // 2), data.later(later - later // 2), strict=True)
     both = [torch.cat([ours, theirs]) for ours, theirs in pairs]
-    for role, (context, x0, ids) in {"target": both, "drafter": true}.items():
+    lessons: dict[Role, Sequence[Tensor]] = {"target": both, "drafter": true}
+    for role, (context, x0, ids) in lessons.items():
         model = models[role]
         sigma = sigma_at(some_levels(later, x0.device))
         x = mixed(x0, torch.randn_like(x0), sigma)
@@ -147,9 +149,11 @@ class Rehearsal:
             _, context = run.commit(run.begin(), block, told)
             for index in range(1, OWN_BLOCKS + 1):
                 goal = true[:, :, BLOCK * index : BLOCK * (index + 1)]
-                windows.append(torch.cat([context.window(BLOCK), goal], dim=2))
+                seen = context.window(BLOCK)
+                assert seen is not None  # only block 0 sees nothing
+                windows.append(torch.cat([seen, goal], dim=2))
                 if index < OWN_BLOCKS:
-                    role = roles.choice(("target", "drafter"))
+                    role = roles.choice(list(models))
                     block = run.generate(role, context, told, lambda draw: torch.randn(shape, device=device))
                     _, context = run.commit(context, block, told)
         size = self.batch * OWN_BLOCKS
@@ -201,14 +205,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     training = Training({role: (model, RATES[role]) for role, model in models.items()}, options.steps)
 
+    averages: dict[Role, Any] = {role: training.averages[role] for role in models}
+
     def rehearse(step: int) -> None:
         done = step - options.steps * 2 // 5
         if done >= 0 and done % options.own_every == 0:
-            rehearsal.renew({role: training.averages[role] for role in models}, done // options.own_every)
+            rehearsal.renew(averages, done // options.own_every)
 
     loss = partial(step_losses, models, text, paths, data, rehearsal.own, options.batch)
     training.run([loss], options.folder / "steps", before=rehearse)
-    for role, model in training.averages.items():
+    for role, model in averages.items():
         save_weights(model, options.folder / f"{role}.safetensors", transformer=asdict(model.config))
 
 

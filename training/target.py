@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from .loop import Training, save_weights
 
 RATE = 1e-3
 FIRST = 0.35  # share of blocks 0, where the positions have to be made up
-TEXT = {"words": vocabulary(), "length": TEXT_LENGTH, "dim": TEXT_DIM, "layers": 2, "heads": 4}
+TEXT: dict[str, Any] = {"words": vocabulary(), "length": TEXT_LENGTH, "dim": TEXT_DIM, "layers": 2, "heads": 4}
 
 
 def new_text(device: torch.device) -> TinyText:
