@@ -1,4 +1,5 @@
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _command_line_is_gone_after_each_test():
+    """The command line lets the library's log out on standard error; a process of its own would end with it."""
+    yield
+    logging.getLogger("specar").handlers.clear()
 
 
 def golden(name: str):

@@ -1,7 +1,6 @@
 """The command line as a user meets it: real files, exit codes, one-line errors, nothing half written."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ TINY_VIDEO = ["generate", "--backbone", "tiny", "--prompt", "a red ball", "--wid
 
 def specar(*arguments, **environment):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
-    logging.getLogger("specar").handlers.clear()  # a process of its own would end here
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -3,7 +3,11 @@
 import { addElements, after, create, fill } from "./strip.js";
 
 export function addProvenance(node) {
-  const strip = create("div", { class: "specar-strip specar-ran", role: "list", "aria-label": "which model made each block" });
+  const strip = create("div", {
+    class: "specar-strip specar-ran",
+    role: "list",
+    "aria-label": "which model made each block",
+  });
   const totals = create("div", { class: "specar-line" }, "Which model made each block shows here after a run.");
   addElements(node, "provenance", strip, totals);
 
@@ -15,10 +19,19 @@ export function addProvenance(node) {
       strip,
       report.blocks.map(({ index, role, seconds, forwards }) => {
         const told = `block ${index}: ${role}, ${seconds.toFixed(2)} s, ${forwards} forwards`;
-        return { role: "listitem", class: role, style: `--part: ${seconds / longest}`, title: told, "aria-label": told };
+        return {
+          role: "listitem",
+          class: role,
+          style: `--part: ${seconds / longest}`,
+          title: told,
+          "aria-label": told,
+        };
       }),
     );
-    totals.replaceChildren(...["target", "drafter"].map((role) => total(role, report)), `all: ${report.timings.total.toFixed(1)} s`);
+    totals.replaceChildren(
+      ...["target", "drafter"].map((role) => total(role, report)),
+      `all: ${report.timings.total.toFixed(1)} s`,
+    );
   });
 }
 

@@ -1,7 +1,8 @@
 // Where target blocks go and what that means, as specar_core computes it: all that the page has to know by itself.
 // tests/browser/test_page_schedule.py holds every function here to the Python.
 
-const range = (start, end, step = 1) => Array.from({ length: Math.max(0, Math.ceil((end - start) / step)) }, (_, i) => start + i * step);
+const range = (start, end, step = 1) =>
+  Array.from({ length: Math.max(0, Math.ceil((end - start) / step)) }, (_, i) => start + i * step);
 
 export const spread = (blocks, k) => Array.from({ length: k }, (_, i) => Math.floor((i * blocks) / k));
 

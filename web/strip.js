@@ -29,7 +29,8 @@ export function addElements(node, name, ...children) {
   after(node, "onAdded", () => requestAnimationFrame(() => root.isConnected || stale(node, name)?.replaceWith(root)));
 }
 
-const stale = (node, name) => document.querySelector(`[data-node-id="${node.id}"] [data-specar="${name}"][data-removed]`);
+const stale = (node, name) =>
+  document.querySelector(`[data-node-id="${node.id}"] [data-specar="${name}"][data-removed]`);
 
 /** Fills a strip with cells that have these attributes. Cells stay what they are, so that one keeps the focus. */
 export function fill(strip, cells) {

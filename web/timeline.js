@@ -148,23 +148,27 @@ function read(node) {
   const { seconds, blocks, policy, k, positions, width } = Object.fromEntries(
     node.widgets.map((widget) => [widget.name, widget.value]),
   );
-  const deciding = ["seconds", "blocks", "policy", "k", "positions"];
-  const linked = node.inputs.some((input) => input.link != null && deciding.includes(input.widget?.name));
+  const linked = ["seconds", "blocks", "policy", "k", "positions"].some((name) => isLinked(node, name));
   return { seconds, blocks, policy, k, positions, width, linked, backbone: backbone(node) };
 }
+
+/** Whether another node gives a widget its value. */
+const isLinked = (node, name) => node.inputs.some((input) => input.widget?.name === name && input.link != null);
 
 /** The name of the pair that the connected Loader loads. */
 function backbone(node) {
   let source = node.getInputNode(node.findInputSlot("models"));
   while (source?.type === "Reroute") source = source.getInputNode(0);
-  return source?.widgets?.find((widget) => widget.name === "backbone")?.value;
+  if (source?.comfyClass !== "SpecARLoader" || isLinked(source, "backbone")) return undefined;
+  return source.widgets.find((widget) => widget.name === "backbone").value;
 }
 
 /** {blocks, targets, length} as far as they are known before a run; without targets, `why`. */
 function decided({ seconds, blocks: wanted, policy, k, positions, width, linked, backbone }, pairs, ran) {
   const pair = pairs[backbone];
   if (linked) return { why: "Another node decides this when the graph runs." };
-  if (!wanted && !pair) return { why: "Connect a SpecAR Loader, or set blocks: then the schedule shows here." };
+  if (!wanted && !pair)
+    return { why: "Set blocks, or connect a SpecAR Loader directly: then the schedule shows here." };
   const blocks = wanted || blocksForSeconds(seconds, pair);
   const count = pair && frames(blocks, pair);
   const again = ran?.blocks === blocks && ran.frames === count && (!width || ran.width === width);
@@ -176,7 +180,10 @@ function decided({ seconds, blocks: wanted, policy, k, positions, width, linked,
 
 function placed(policy, k, positions, blocks, pair, ran) {
   if (policy === "list") {
-    return { targets: parsePositions(positions, blocks), why: `positions must be blocks from 0 to ${blocks - 1}: 0,5,10` };
+    return {
+      targets: parsePositions(positions, blocks),
+      why: `positions must be blocks from 0 to ${blocks - 1}: 0,5,10`,
+    };
   }
   const [name, number] = policy === "auto" ? (pair?.auto[blocks - 1] ?? "").split(":") : [policy, k];
   const told = ran?.policy === `${name}:${number}` ? ran.targets : null;
@@ -192,8 +199,13 @@ function describe({ blocks, targets }) {
   const share = Math.round((100 * targets.length) / blocks);
   const promise = targets[0] === 0 ? `bound ${least}` : "no bound: the drafter begins";
   return [
-    create("span", { class: "target" }, `${targets.length} of ${blocks} by the target (${share} %)`),
-    create("span", { class: "drafter" }, `longest draft run ${run}, `, create("span", { class: run > least ? "over" : "" }, promise)),
+    create("span", { class: "target" }, `${targets.length} of ${blocks} by the target (${share}%)`),
+    create(
+      "span",
+      { class: "drafter" },
+      `longest draft run ${run}, `,
+      create("span", { class: run > least ? "over" : "" }, promise),
+    ),
   ];
 }
 
@@ -214,7 +226,10 @@ function cells({ blocks, targets }, focus) {
 
 function scattered(blocks, k) {
   const others = Array.from({ length: blocks - 1 }, (_, i) => i + 1);
-  const chosen = Array.from({ length: Math.min(k, blocks) - 1 }, () => others.splice(Math.floor(Math.random() * others.length), 1)[0]);
+  const chosen = Array.from(
+    { length: Math.min(k, blocks) - 1 },
+    () => others.splice(Math.floor(Math.random() * others.length), 1)[0],
+  );
   return [0, ...chosen];
 }
 

@@ -52,7 +52,7 @@ def test_a_drag_passes_over_other_target_blocks_and_leaves_the_strip(timeline):
 def test_click_adds_and_removes(timeline):
     timeline.block(2).click()
     assert schedule(timeline) == ("list", 2, "0,2,4")
-    assert "3 of 8 by the target (38 %)" in timeline.facts
+    assert "3 of 8 by the target (38%)" in timeline.facts
     timeline.block(2).click()
     timeline.block(4).click()
     assert schedule(timeline) == ("list", 2, "0")
@@ -127,7 +127,7 @@ def test_it_follows_the_widgets(timeline):
     [
         (dict(policy="list", positions="0,8"), "positions must be blocks from 0 to 7"),
         (dict(policy="random", k=3), "known after a run"),
-        (dict(policy="spread", k=30, blocks=2000), "30 of 2000 by the target (2 %)"),
+        (dict(policy="spread", k=30, blocks=2000), "30 of 2000 by the target (2%)"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(timeline, values, told):
@@ -175,7 +175,7 @@ def test_it_is_not_saved_and_not_sent(timeline):
 
 
 def test_for_screen_readers(timeline):
-    assert timeline.timeline.get_attribute("aria-label") == "2 of 8 by the target (25 %), longest draft run 3, bound 3"
+    assert timeline.timeline.get_attribute("aria-label") == "2 of 8 by the target (25%), longest draft run 3, bound 3"
     assert "Arrow keys" in timeline.timeline.get_attribute("aria-description")
     assert timeline.timeline.get_by_role("checkbox").count() == 8
     assert timeline.timeline.get_by_role("checkbox", name="block 4, target", checked=True).is_visible()
