@@ -23,12 +23,6 @@ app.registerExtension({
       onChange: (shown) => document.body.classList.toggle("specar-without-strips", !shown),
     },
   ],
-  setup() {
-    const style = document.createElement("link");
-    style.rel = "stylesheet";
-    style.href = new URL("specar.css", import.meta.url).href;
-    document.head.append(style);
-  },
   nodeCreated(node) {
     WIDGETS[node.comfyClass]?.(node);
   },

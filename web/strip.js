@@ -1,6 +1,7 @@
 // A strip of blocks, a cell each, with lines of text below it, as a widget of a node.
 
 const MARGIN = 8; // around the element, in the units of the canvas
+const STYLE = new URL("specar.css", import.meta.url).href;
 
 export function create(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -12,7 +13,7 @@ export function create(tag, attributes = {}, ...children) {
 /** Puts elements into a node. They are no input: neither a prompt nor a saved workflow mentions them. */
 export function addElements(node, name, ...children) {
   const content = create("div", { class: "specar" }, ...children);
-  const root = create("div", { "data-specar": name }, content);
+  const root = create("div", { "data-specar": name }, create("link", { rel: "stylesheet", href: STYLE }), content);
   const height = () => (content.offsetHeight ? content.offsetHeight + 2 * MARGIN : 0);
   const widget = node.addDOMWidget(name, "specar", root, {
     serialize: false, // in prompts

@@ -149,6 +149,22 @@ def test_an_input_that_another_node_decides(timeline):
     assert "Another node decides this" in timeline.facts
 
 
+def test_the_predicted_time_belongs_to_its_schedule(timeline):
+    """No CPU was measured, so the page is told what a node would say on a card that was."""
+    told = {"blocks": 8, "targets": [0, 4], "policy": "max-run:5", "frames": 90, "width": 96, "predicted_seconds": 33.4}
+    timeline.page.evaluate(
+        "told => app.graph.nodes.find(node => node.type === 'SpecARScheduler').onExecuted({ specar_schedule: [told] })",
+        told,
+    )
+    length = timeline.page.locator(".specar-length")
+    expect(length).to_have_text("90 frames, 5.6 s, made in about 33 s")
+    timeline.block(2).click()
+    expect(length).to_have_text("90 frames, 5.6 s")
+    timeline.block(2).click()
+    timeline.change("SpecARScheduler", width=112)
+    expect(length).to_have_text("90 frames, 5.6 s")
+
+
 @pytest.mark.parametrize("blocks", [3, 36, 300])
 def test_many_blocks(timeline, blocks):
     timeline.change("SpecARScheduler", blocks=blocks)
