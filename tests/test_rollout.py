@@ -92,6 +92,7 @@ def test_two_runs_at_once_share_nothing():
     expected = latents(play(schedule))
     runs = [rollout(PAIR, schedule, lambda block: PROMPT, seeded(seed), **SIZE) for seed in (0, 1)]
     results = list(zip(*runs, strict=True))
+    assert not torch.is_inference_mode_enabled()
     assert torch.equal(latents([first for first, _ in results]), expected)
     assert torch.equal(latents([second for _, second in results]), latents(play(schedule, noise=seeded(1))))
 

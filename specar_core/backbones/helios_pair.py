@@ -102,8 +102,7 @@ class HeliosPair:
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["HeliosRun"]:
-        with torch.inference_mode():
-            yield HeliosRun(self, height, width, batch, paced(self.device, on_step))
+        yield HeliosRun(self, height, width, batch, paced(self.device, on_step))
 
 
 class HeliosRun:
@@ -114,10 +113,12 @@ class HeliosRun:
         self.shape = pair.geometry.latent_shape(width, height, batch)
         self._texts: dict[Role, tuple[Tensor, TextKV]] = {}
 
+    @torch.inference_mode()
     def begin(self) -> HeliosContext:
         batch, channels, _, height, width = self.shape
         return HeliosContext(0, torch.zeros(batch, channels, sum(HISTORY), height, width, device=self.pair.device))
 
+    @torch.inference_mode()
     def generate(self, role: Role, context: HeliosContext, prompt: Tensor, draw: Draw) -> Tensor:
         """draw(0) is the initial noise; draws 1 and 2 renoise the levels of half and full resolution."""
         model, recipe, device = self.pair.models[role], self.pair.recipes[role], self.pair.device
@@ -140,6 +141,7 @@ class HeliosRun:
 
         return recipe.sample(velocity, lambda j: draw(j).to(device), recipe.steps, told)
 
+    @torch.inference_mode()
     def commit(self, context: HeliosContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, HeliosContext]:
         decoded, decoder = [], StreamState()
         for index, latent in enumerate(latents.split(1, dim=2)):
@@ -150,6 +152,7 @@ class HeliosRun:
         history = torch.cat([context.history[:, :, latents.shape[2] :], latents], dim=2)
         return torch.cat(decoded, dim=2), HeliosContext(context.blocks + 1, history, anchor)
 
+    @torch.inference_mode()
     def restore(self, saved: Committed) -> HeliosContext:
         extra = {name: tensor.to(self.pair.device) for name, tensor in saved.extra.items()}
         return HeliosContext(saved.blocks, **extra)

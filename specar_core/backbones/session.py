@@ -93,8 +93,7 @@ class SessionPair:
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["SessionRun"]:
-        with torch.inference_mode():
-            yield SessionRun(self, height, width, batch, paced(self.device, on_step))
+        yield SessionRun(self, height, width, batch, paced(self.device, on_step))
 
 
 class SessionRun:
@@ -107,6 +106,7 @@ class SessionRun:
         self._caches: dict[Role, KeyValueCache] = {}
         self._texts: dict[Role, tuple[Tensor, TextKV]] = {}
 
+    @torch.inference_mode()
     def begin(self) -> SessionContext:
         batch, channels, _, height, width = self.shape
         factor = self.pair.geometry.spatial_factor
@@ -117,6 +117,7 @@ class SessionRun:
             decoder=StreamState(),
         )
 
+    @torch.inference_mode()
     def generate(self, role: Role, context: SessionContext, prompt: Tensor, draw: Draw) -> Tensor:
         """Few-step generation: predict x0, mix it with fresh noise for the next time, and so on; no guidance."""
         pair, model = self.pair, self.pair.models[role]
@@ -144,6 +145,7 @@ class SessionRun:
             self.on_step(Step("denoise", role, index + 1, len(steps)))
         return x
 
+    @torch.inference_mode()
     def commit(self, context: SessionContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, SessionContext]:
         pair, keep = self.pair, self.pair.context_frames
         decoded, decoder = [], context.decoder
@@ -164,6 +166,7 @@ class SessionRun:
         )
         return torch.cat(decoded, dim=2), advanced
 
+    @torch.inference_mode()
     def restore(self, saved: Committed) -> SessionContext:
         """The context after `saved.blocks` blocks. The decoder's histories are rebuilt by decoding the newest latents
         again, so that everything that follows is bit-identical on a deterministic device."""

@@ -45,9 +45,16 @@ class StreamState:
     tails: tuple[Tensor | None, ...] = ()
 
 
+def kernels(x: Tensor) -> ModuleType | None:
+    """Triton's version of `taps` and `add` for a tensor that they can take; torch's own needs no more than torch.
+
+    They know no gradients, so training goes without them.
+    """
+    return None if not x.is_cuda or torch.is_grad_enabled() else _kernels()
+
+
 @functools.cache
-def kernels() -> ModuleType | None:
-    """Triton's version of `taps` and `add`, if Triton is there; torch's own needs no more than torch."""
+def _kernels() -> ModuleType | None:
     try:
         from . import vae_kernels
     except ImportError as error:
@@ -71,7 +78,7 @@ class Tape:
         SiLU first.
         """
         past = self._take(x, 2)
-        if x.is_cuda and (fused := kernels()):
+        if fused := kernels(x):
             gamma = None if norm is None else norm.gamma
             taps, tail = fused.taps(x.contiguous(), bias, gamma, past)
         else:
@@ -175,7 +182,7 @@ def conv2d(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
 
 
 def add(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
-    if x.is_cuda and (fused := kernels()):
+    if fused := kernels(x):
         return fused.add(x.contiguous(), y.contiguous(), bias)
     return (x + y).add_(bias)
 
