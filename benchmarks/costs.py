@@ -35,7 +35,7 @@ def row(name: str, result: dict[str, Any]) -> dict[str, Any]:
     return {
         "card": result["machine"]["card"],
         "backbone": name,
-        "precision": "bf16" if "bfloat16" in result["pair"] else "fp32",
+        "precision": result.get("precision", "bf16"),
         "compile": result.get("compile", False),
         "width": pair.width,
         "height": pair.height,

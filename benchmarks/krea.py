@@ -1,154 +1,241 @@
 """Krea Realtime 14B + Self-Forcing 1.3B at full size with random weights, on one GPU.
 
-    python -m benchmarks.krea --out benchmarks/results/krea.json
+    python -m benchmarks.krea --out benchmarks/results      (bf16 and fp8, under seven minutes on an H200)
+    python -m benchmarks.krea --smoke                       (the tiny pair, on any machine: does it run?)
 
-Times single forwards, then whole rollouts of 36 blocks at 832x480 with k = 1, 2, 7 and 36 target blocks, frames encoded
-to mp4 as they leave. Weights are random: times, memory and the number of frames are those of the real ones.
+A file for each precision: single calls, with what of the card's measured ceilings they reach; a video of 36 blocks at
+832x480 with 7 target blocks, encoded to mp4 as it grows; other sizes, loading, errors against higher precision.
+Videos with other numbers of target blocks are sums of measured blocks. Weights are random: times, memory and the number
+of frames are those of the real ones.
 """
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from specar_core.backbones.causal_wan import GEOMETRY, STEPS, times
+from specar_core import weights
+from specar_core.backbones import backbone
+from specar_core.backbones.base import Machine
 from specar_core.backbones.session import SessionPair
-from specar_core.models.attention import choose
-from specar_core.models.compiled import compile_blocks
-from specar_core.models.vae import WanVAE
-from specar_core.models.wan import WAN_1_3B, WAN_14B, CausalWan, KeyValueCache
+from specar_core.job import Job, resolve
+from specar_core.models.low_precision import product, quantised
+from specar_core.models.wan import WAN_14B, CausalWan, KeyValueCache, WanConfig
 from specar_core.noise import noise
-from specar_core.rollout import rollout
-from specar_core.schedule import spread
-from specar_core.video import VideoWriter, to_rgb8
+from specar_core.tensor_files import open_checkpoint
 
-from .common import Stages, machine, milliseconds, random_network
+from .common import (
+    build,
+    derived,
+    launching,
+    machine,
+    milliseconds,
+    plain_torch,
+    random_network,
+    relative,
+    video,
+    write,
+)
 
-WIDTH, HEIGHT = 832, 480
-
-
-def build(attention: str, compiled: bool) -> SessionPair:
-    device = torch.device("cuda")
-    choice = choose(device, torch.bfloat16, attention)
-    models = {
-        role: random_network(lambda config=config: CausalWan(config, attend=choice.attend), torch.bfloat16)
-        for role, config in (("target", WAN_14B), ("drafter", WAN_1_3B))
-    }
-    if compiled:
-        for model in models.values():
-            compile_blocks(model)
-    vae = random_network(WanVAE, torch.float16).arrange()
-    steps = {role: times(steps) for role, steps in STEPS.items()}
-    return SessionPair(models, vae, GEOMETRY, steps, attention=choice.name)
+DERIVED = (1, 2, 18, 36)
+OTHER_SIZES = ((1280, 720), (480, 832))
 
 
 @torch.inference_mode()
-def calls(pair: SessionPair) -> dict[str, float]:
-    """Milliseconds of each kind of call a block is made of."""
-    block = torch.randn(GEOMETRY.latent_shape(WIDTH, HEIGHT), device="cuda")
-    result = {f"{role} {name}": ms for role, model in pair.models.items() for name, ms in forwards(model, block)}
+def ceilings(device: torch.device) -> dict[str, float]:
+    """Operations a second of matrix products at a real shape, 4680 rows from 5120 to 13824."""
+    x, weight = (torch.randn(rows, 5120, device=device, dtype=torch.bfloat16) for rows in (4680, 13824))
+    operations = 2 * 4680 * 5120 * 13824
+    found = {"bf16": operations / milliseconds(lambda: x @ weight.t()) * 1000}
+    rows, (values, scale) = quantised(x), quantised(weight)
+    bias = torch.zeros(13824, device=device, dtype=torch.bfloat16)
+    found["fp8"] = operations / milliseconds(lambda: product(rows, values, scale.squeeze(1), bias)) * 1000
+    return found
+
+
+def operations(config: WanConfig, queries: int, keys: int) -> int:
+    """Of one forward of `queries` tokens that see `keys` tokens of video."""
+    layers = 2 * queries * (6 * config.dim**2 + 2 * config.dim * config.ffn_dim)
+    attention = 4 * queries * (keys + config.text_len) * config.dim
+    return config.num_layers * (layers + attention)
+
+
+@torch.inference_mode()
+def calls(pair: SessionPair, job: Job, best: float) -> dict[str, Any]:
+    """Milliseconds of each kind of call a block is made of, on the device and until they are launched, and the share of
+    `best` operations a second that they reach."""
+    block = torch.randn(pair.geometry.latent_shape(job.width, job.height), device=pair.device)
+    found: dict[str, float] = {}
+    launch: dict[str, float] = {}
+    reached: dict[str, float] = {}
+
+    def measure(name: str, work: Callable[[], Any], amount: float = 0) -> None:
+        found[name], launch[name] = milliseconds(work), launching(work)
+        if amount:
+            reached[name] = round(100 * amount / (found[name] / 1000) / best, 1)
+
+    for role, model in pair.models.items():
+        forwards(role, model, block, job, measure)
     _, state = pair.vae.decode(block)
 
-    def decode_block():
+    def decode_block() -> None:
         after = state
         for latent in block.split(1, dim=2):
             _, after = pair.vae.decode(latent, after)
 
-    result["vae decode, one block"] = milliseconds(decode_block)
-    frame = torch.rand(1, 3, 1, HEIGHT, WIDTH, device="cuda")
-    result["vae encode, one frame"] = milliseconds(lambda: pair.vae.encode(frame))
-    return {name: round(value, 2) for name, value in result.items()}
+    measure("vae decode, one block", decode_block)
+    frame = torch.rand(1, 3, 1, job.height, job.width, device=pair.device)
+    measure("vae encode, one frame", lambda: pair.vae.encode(frame))
+    return {"milliseconds": found, "launch_milliseconds": launch, "percent_of_ceiling": reached}
 
 
-def forwards(model: CausalWan, block: torch.Tensor) -> list[tuple[str, float]]:
-    prompt = torch.randn(1, 512, 4096, device="cuda")
-    text, cache = model.encode_text(prompt), KeyValueCache(model, 1, 6, block.shape[-1] * block.shape[-2] // 4)
+def forwards(role: str, model: CausalWan, block: Tensor, job: Job, measure: Callable[..., None]) -> None:
+    prompt = torch.randn(1, *job.backbone.text_shape, device=block.device)
+    size = block.shape[-1] * block.shape[-2] // 4
+    text, cache = model.encode_text(prompt), KeyValueCache(model, 1, 6, size)
     both = torch.cat([block, block], dim=2)
-    clean, noisy = torch.zeros(1, 3, device="cuda"), torch.full((1, 3), 937.5, device="cuda")
+    clean, noisy = (torch.full((1, 3), t, device=block.device) for t in (0.0, 937.5))
 
-    def context_pass():
+    def context_pass() -> None:
         cache.clear()
         model(block, clean, text, cache, 0, wanted=0)
 
-    def first_step():
+    def first_step() -> None:
         cache.clear()
         model(both, torch.cat([clean, noisy], dim=1), text, cache, 0, group=3, wanted=3)
 
-    return [
-        ("context pass", milliseconds(context_pass)),
-        ("first step with context pass", milliseconds(first_step)),
-        ("step", milliseconds(lambda: model(block, noisy, text, cache, 3))),
-        ("text keys", milliseconds(lambda: model.encode_text(prompt))),
-    ]
+    def step() -> None:
+        model(block, noisy, text, cache, 3)
+
+    alone, behind = operations(model.config, 3 * size, 3 * size), operations(model.config, 3 * size, 6 * size)
+    measure(f"{role} context pass", context_pass)
+    measure(f"{role} first step with context pass", first_step, alone + behind)
+    measure(f"{role} step", step, behind)
+    measure(f"{role} text keys", lambda: model.encode_text(prompt))
 
 
-def video(pair: SessionPair, k: int, blocks: int, folder: Path) -> dict:
-    """One whole video: seconds by stage, forwards by role, peak memory."""
-    shape = GEOMETRY.latent_shape(WIDTH, HEIGHT)
-    prompt = torch.randn(1, 512, 4096, device="cuda", dtype=torch.bfloat16)
-    torch.cuda.reset_peak_memory_stats()
-    stages, forwards, seconds = Stages(), {"target": 0, "drafter": 0}, {"target": [], "drafter": []}
-    started, first_frames = time.perf_counter(), None
-    with VideoWriter(folder / f"k{k}.mp4", GEOMETRY.fps, WIDTH, HEIGHT) as writer:
-        for result in rollout(
-            pair,
-            spread(blocks, k),
-            lambda block: prompt,
-            lambda block, draw: noise(0, block, draw, shape),
-            height=HEIGHT,
-            width=WIDTH,
-            on_step=stages,
-        ):
-            writer.add_block(to_rgb8(result.frames)[0])
-            stages.mark("copy")
-            first_frames = first_frames or time.perf_counter() - started
-            forwards[result.role] += result.forwards
-            seconds[result.role].append(result.seconds)
-        rolled = time.perf_counter() - started
-        writer.finish({})
-    total = time.perf_counter() - started
+@torch.inference_mode()
+def one_block(pair: SessionPair, job: Job, role: Any) -> Tensor:
+    """Latents of a block that stands behind three given latent frames."""
+    shape = pair.geometry.latent_shape(job.width, job.height)
+    prompt = torch.randn(1, *job.backbone.text_shape, generator=torch.Generator().manual_seed(1)).to(pair.device)
+    with pair.lease(job.height, job.width, 1, lambda step: None) as run:
+        context = replace(run.begin(), blocks=1, latents=noise(1, 0, 0, shape).to(pair.device))
+        return run.generate(role, context, prompt, lambda draw: noise(1, 1, draw, shape)).cpu()
+
+
+def errors(job: Job, where: Machine, role: Any) -> dict[str, float]:
+    """Relative errors of a block's latents: bf16, as it runs and by plain torch, and fp8, against float32 and bf16."""
+    alone = replace(job, schedule=replace(job.schedule, targets=() if role == "drafter" else tuple(range(job.blocks))))
+    found: dict[str, Tensor] = {}
+    for precision in ("bf16", "fp8", "fp32"):
+        pair = build(alone, replace(where, precision=precision, compile=False))
+        found[precision] = one_block(pair, alone, role)
+        if precision == "bf16":
+            with plain_torch():
+                found["plain"] = one_block(pair, alone, role)
+        del pair
     return {
-        "k": k,
-        "blocks": blocks,
-        "frames": GEOMETRY.frames(blocks),
-        "seconds": round(total, 3),
-        "rollout_seconds": round(rolled, 3),
-        "encode_after_rollout_seconds": round(total - rolled, 3),
-        "first_frames_seconds": round(first_frames, 3),
-        "device_seconds": stages.seconds(),
-        "forwards": forwards,
-        "median_block_seconds": {r: round(statistics.median(s), 4) for r, s in seconds.items() if s},
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated(),
+        f"{role}: bf16 against fp32": relative(found["bf16"], found["fp32"]),
+        f"{role}: bf16 by plain torch against fp32": relative(found["plain"], found["fp32"]),
+        f"{role}: fp8 against fp32": relative(found["fp8"], found["fp32"]),
+        f"{role}: fp8 against bf16": relative(found["fp8"], found["bf16"]),
     }
 
 
-def main() -> None:
+def loading(device: torch.device, layers: int) -> dict[str, float]:
+    """Bytes a second of a checkpoint in the page cache, 14B wide with fewer layers, by the number of threads."""
+    config = replace(WAN_14B, num_layers=layers)
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        with torch.device("meta"):
+            network = CausalWan(config)
+        state = random_network(network, torch.bfloat16, device).state_dict()
+        save_file({name: value.cpu() for name, value in state.items()}, path)
+        del state, network
+        before = weights.LOADERS
+        for threads in (before, 1, before):
+            weights.LOADERS = threads
+            with torch.device("meta"):
+                network = CausalWan(config)
+            started = time.perf_counter()
+            weights.load_into(network, open_checkpoint(path), dtype=torch.bfloat16, device=device)
+            torch.cuda.synchronize()
+            found[f"{threads} threads"] = round(path.stat().st_size / (time.perf_counter() - started) / 1e9, 2)
+        weights.LOADERS = before
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 7, 36])
+    parser.add_argument("--out", type=Path, help="a folder")
+    parser.add_argument("--precision", nargs="*", default=["bf16", "fp8"])
+    parser.add_argument("--k", type=int, default=7)
     parser.add_argument("--blocks", type=int, default=36)
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--compile", action="store_true")
-    options = parser.parse_args()
-    pair = build(options.attention, options.compile)
-    report = {"machine": machine(), "pair": pair.describe(), "compile": options.compile, "videos": []}
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        video(pair, 1, 3, Path(folder))
+    parser.add_argument("--compile", action="store_true", help="with torch.compile in place of the kernels")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the checkpoint that is loaded")
+    parser.add_argument("--smoke", action="store_true", help="the tiny pair, on the CPU if there is no GPU")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    pair_of = backbone("tiny" if options.smoke else "krea")
+    blocks, k = (4, 2) if options.smoke else (options.blocks, options.k)
+    job, _ = resolve(pair_of, blocks=blocks, k=k)
+    told, best = machine(), ceilings(device) if on_gpu else {}
+    latents: dict[str, list[Tensor]] = {}
+    for precision in options.precision:
+        where = Machine(device, precision, options.attention, options.compile)
+        started = time.perf_counter()
+        pair = build(job, where)
+        report: dict[str, Any] = {
+            "machine": told,
+            "pair": pair.describe(),
+            "precision": precision,
+            "compile": options.compile,
+            "ceilings": best,
+            "planned_gpu_bytes": job.backbone.needs(job, where).rollout,
+            "build_seconds": round(time.perf_counter() - started, 1),
+        }
+        path = options.out and options.out / f"krea-h200-{precision}{'-compiled' if options.compile else ''}.json"
+
+        def section(name: str, work: Callable[[], Any], report=report, path=path) -> None:
+            started = time.perf_counter()
+            report[name] = work()
+            print(name, f"{time.perf_counter() - started:.1f} s", json.dumps(report[name]), flush=True)
+            write(report, path)
+
+        started = time.perf_counter()
+        video(pair, resolve(pair_of, blocks=3, k=1)[0])
         report["warm_up_seconds"] = round(time.perf_counter() - started, 1)
-    report["milliseconds"] = calls(pair)
-    print(json.dumps(report, indent=1), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for k in options.k:
-            report["videos"].append(video(pair, k, options.blocks, Path(folder)))
-            print(json.dumps(report["videos"][-1]), flush=True)
-            if options.out:
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                options.out.write_text(json.dumps(report, indent=1) + "\n")
+        print(precision, pair.describe(), "warm after", report["warm_up_seconds"], "s", flush=True)
+        measured = calls(pair, job, best.get(precision, 1e12))
+        for name, values in measured.items():
+            section(name, partial(dict, values))
+        latents[precision] = []
+        whole = video(pair, job, latents[precision])
+        section("videos", lambda whole=whole: [whole, *(derived(whole, k) for k in DERIVED)])
+        if on_gpu and not options.compile:
+            others = [resolve(pair_of, blocks=4, k=2, width=w, height=h)[0] for w, h in OTHER_SIZES]
+            section("other_sizes", lambda pair=pair, others=others: [video(pair, other) for other in others])
+        if precision == options.precision[-1]:
+            del pair
+            if {"bf16", "fp8"} <= latents.keys():
+                both = zip(latents["fp8"], latents["bf16"], strict=True)
+                section("fp8_against_bf16_by_block", lambda both=both: [round(relative(a, b), 4) for a, b in both])
+            section("errors", lambda where=where: {**errors(job, where, "drafter"), **errors(job, where, "target")})
+            if on_gpu:
+                section("loading_gigabytes_a_second", lambda: loading(device, options.layers))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,19 @@ class SpecARExtension(ComfyExtension):
 
         from .decode import SpecARVideoDecode
         from .loader import SpecARLoader
+        from .lora import SpecARLora
+        from .race import SpecARRace
         from .sampler import SpecARSpeculativeSampler
         from .scheduler import SpecARScheduler
+        from .timeline import SpecARPromptList, SpecARPromptTimeline
 
-        return [SpecARLoader, SpecARScheduler, SpecARSpeculativeSampler, SpecARVideoDecode]
+        return [
+            SpecARLoader,
+            SpecARScheduler,
+            SpecARSpeculativeSampler,
+            SpecARVideoDecode,
+            SpecARPromptTimeline,
+            SpecARPromptList,
+            SpecARLora,
+            SpecARRace,
+        ]

@@ -1,6 +1,7 @@
 """SpecARVideoDecode: LATENT to VIDEO, in memory that does not grow with its length."""
 
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -88,7 +89,7 @@ def stream(
     """Decodes once, into the file and into IMAGE, whichever is wanted."""
     bar, done = host.ProgressBar(layout.frames(latents)), 0
     with writer or nullcontext():
-        for frames in decode(vae, latents, layout.latent_frames_per_clip, layout.drop_first):
+        for frames in decoded(vae, latents, layout):
             host.stop_if_asked()
             if writer:
                 writer.add_block(to_rgb8(frames)[0])
@@ -98,6 +99,13 @@ def stream(
             bar.update(done)
         if writer:
             writer.finish(metadata)
+
+
+def decoded(vae: WanVAE, latents: Tensor, layout: Layout) -> Iterator[Tensor]:
+    dropped = layout.drop_first
+    for part in layout.parts(latents):
+        yield from decode(vae, part, layout.latent_frames_per_clip, dropped)
+        dropped = 0
 
 
 def tags(report: dict[str, Any] | None) -> dict[str, str]:

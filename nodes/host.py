@@ -1,10 +1,15 @@
-"""The one place that knows ComfyUI's own corners: versions, memory, model files, folders, progress."""
+"""The one place that knows ComfyUI's own corners: versions, memory, model files, folders, progress, settings."""
 
+import json
+import logging
 import re
+import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import comfy.latent_formats
 import comfy.model_management as memory
@@ -16,7 +21,7 @@ import comfyui_version
 import folder_paths
 import torch
 from comfy.cli_args import args
-from comfy_api.latest import io
+from comfy_api.latest import InputImpl, io
 from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 from PIL import Image
@@ -25,6 +30,10 @@ from torch import Tensor, nn
 
 from ..specar_core.backbones.base import Machine, Precision
 from ..specar_core.files import ModelFile, locate_in
+from ..specar_core.models.low_precision import check as check_fp8
+from ..specar_core.models.low_precision import lowered
+
+log = logging.getLogger("specar")
 
 OLDEST = "0.16.3"
 
@@ -89,12 +98,58 @@ def metadata_wanted() -> bool:
     return not args.disable_metadata
 
 
+def previews_wanted() -> bool:
+    """Unless the page's settings or the command line say that there are none. ComfyUI itself cannot tell its default
+    from "none"."""
+    settings = page_settings()
+    words = " ".join(sys.argv).replace("=", " ")
+    refused = "--preview-method none" in words or settings.get("Comfy.Execution.PreviewMethod") == "none"
+    return bool(settings.get("SpecAR.Preview", True)) and not refused
+
+
+def page_settings() -> dict[str, Any]:
+    """What the page keeps on the server; with several users, those of the first one."""
+    folder = folder_paths.get_public_user_directory("default")
+    try:
+        settings = json.loads((Path(folder) / "comfy.settings.json").read_text("utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+# ---------------------------------------------------------------------------------------------- video files
+
+
+def video_file(video: Any) -> Path:
+    """The file of a VIDEO. One that is in memory, or a part of a file, is written first."""
+    if isinstance(video, InputImpl.VideoFromFile) and isinstance(source := video.get_stream_source(), str):
+        if abs(InputImpl.VideoFromFile(source).get_duration() - video.get_duration()) < 1e-3:
+            return Path(source)
+    path = temp_folder() / f"specar-{uuid.uuid4().hex}.mp4"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    video.save_to(str(path))
+    return path
+
+
+def address(path: Path) -> str | None:
+    """Where the page gets a file, relative to its own address; None if it lies elsewhere."""
+    kinds = {"temp": temp_folder(), "output": output_folder(), "input": Path(folder_paths.get_input_directory())}
+    for kind, folder in kinds.items():
+        if path.resolve().is_relative_to(folder.resolve()):
+            place = path.resolve().relative_to(folder.resolve())
+            words = {"filename": place.name, "subfolder": place.parent.as_posix().removeprefix("."), "type": kind}
+            return f"api/view?{urlencode(words)}"
+    return None
+
+
 # ------------------------------------------------------------------------------------------------ models
 
 
 def machine(precision: str, attention: str) -> Machine:
     device = memory.get_torch_device()
     automatic: Precision = "bf16" if memory.should_use_bf16(device) else "fp32"
+    if precision == "fp8":
+        check_fp8(device)
     return Machine(device, automatic if precision == "auto" else precision, attention)
 
 
@@ -103,6 +158,8 @@ def hosted(network: nn.Module) -> Any:
     lie, moves them layer by layer if they do not fit, and frees them."""
     with torch.device("meta"):
         twin = type(network)(network.config, comfy.ops.manual_cast, network.attend)
+    for name, layer in lowered(network):
+        twin.set_submodule(name, layer)
     twin.load_state_dict(network.state_dict(), assign=True)
     twin.eval().requires_grad_(False)
     return comfy.model_patcher.CoreModelPatcher(
@@ -177,8 +234,14 @@ class ProgressBar:
         self._bar, self._total = comfy.utils.ProgressBar(total), total
 
     def update(self, done: int, picture: Image.Image | None = None) -> None:
-        if picture is None:
-            self._bar.update_absolute(done, self._total)
-        else:  # ComfyUI would enlarge a small one to the size
+        if picture is not None:
+            # ComfyUI would enlarge a small one to the size.
             largest = args.preview_size if max(picture.size) > args.preview_size else None
-            self._bar.update_absolute(done, self._total, ("JPEG", picture, largest))
+            try:
+                self._bar.update_absolute(done, self._total, ("JPEG", picture, largest))
+                return
+            except memory.InterruptProcessingException:
+                raise
+            except Exception as error:  # of another pack's preview: no reason to end a run
+                log.warning("the preview failed (%s)", error)
+        self._bar.update_absolute(done, self._total)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ from . import host
 
 @dataclass(frozen=True)
 class Layout:
-    """The entry "specar" beside the samples; without it they are one clip of plain Wan."""
+    """The entry "specar" beside the samples; without it they are one clip of plain Wan. cuts: latent frames that a
+    prompt timeline begins a new clip with."""
 
     backbone: str | None
     latent_frames_per_clip: int
     drop_first: int
     fps: int
+    cuts: tuple[int, ...] = ()
 
     @classmethod
     def of_job(cls, job: Job) -> "Layout":
-        geometry = job.backbone.geometry
-        dropped = geometry.delivered_from(job.keep_first_frames)
-        return cls(job.backbone.name, geometry.clip(job.blocks), dropped, geometry.fps)
+        geometry = job.geometry
+        cuts = tuple(block * geometry.latent_frames for block in geometry.cuts) if geometry.one_clip else ()
+        return cls(job.backbone.name, geometry.clip(job.blocks), geometry.dropped, geometry.fps, cuts)
 
     @classmethod
     def of_latent(cls, latent: Mapping[str, Any]) -> "Layout":
@@ -36,8 +38,14 @@ class Layout:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def parts(self, samples: Tensor) -> Iterator[Tensor]:
+        """The samples between cuts."""
+        edges = [0, *self.cuts, samples.shape[2]]
+        yield from (samples[:, :, start:end] for start, end in zip(edges, edges[1:], strict=False))
+
     def frames(self, samples: Tensor) -> int:
-        return decoded_frames(samples.shape[2], self.latent_frames_per_clip) - self.drop_first
+        decoded = (decoded_frames(part.shape[2], self.latent_frames_per_clip) for part in self.parts(samples))
+        return sum(decoded) - self.drop_first
 
 
 def decoded_file(samples: Tensor, layout: Layout, vae: str) -> Path:

@@ -1,5 +1,6 @@
 """What the page shows while a node runs: how far it is, and the newest block as a moving picture."""
 
+import logging
 import time
 
 from PIL import Image
@@ -10,6 +11,8 @@ from ..specar_core.job import Job
 from ..specar_core.rollout import BlockResult
 from ..specar_core.video import to_rgb8
 from . import host
+
+log = logging.getLogger("specar")
 
 INTERVAL = 0.125  # seconds between messages to the page
 
@@ -27,11 +30,12 @@ class Loading:
             host.say(f"loading the {what}: {100 * done // total} %")
 
 
-class Progress:
+class Generating:
     def __init__(self, job: Job) -> None:
         self._job, self._forecast, self._bar = job, Forecast(job), host.ProgressBar(job.work)
         self._frames: list[Image.Image] = []  # of the newest block, the next one to show first
         self._shown = 0.0
+        self._previews = host.previews_wanted()
 
     def step(self, block: int, step: Step) -> None:
         host.stop_if_asked()
@@ -47,6 +51,14 @@ class Progress:
 
     def block(self, result: BlockResult) -> None:
         self._forecast.learn(result)
-        self._frames = [Image.fromarray(frame.numpy()) for frame in to_rgb8(result.frames[:1])[0]]
+        self._frames = self._pictures(result) if self._previews else []
         if result.index + 1 == self._job.blocks:
-            self._bar.update(self._job.work, self._frames[-1])
+            self._bar.update(self._job.work, self._frames[-1] if self._frames else None)
+
+    def _pictures(self, result: BlockResult) -> list[Image.Image]:
+        """None if that fails: the run goes on, and the next block's are tried again."""
+        try:
+            return [Image.fromarray(frame.numpy()) for frame in to_rgb8(result.frames[:1])[0]]
+        except Exception as error:
+            log.warning("no preview of block %d (%s)", result.index, error)
+            return []

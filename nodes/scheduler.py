@@ -9,10 +9,11 @@ from ..specar_core.job import resolve
 from ..specar_core.plan import predict
 from . import host
 from .models import Models
+from .prompts import cues_of
 from .sockets import ModelsSocket, ScheduleSocket
 
 AUTO = "auto"
-WITH_K = ("spread", "front", "back", "random", "stride", "max-run")
+WITH_K = ("spread", "front", "back", "random", "keyed", "stride", "max-run")
 POLICIES = (AUTO, "list", "target-only", "draft-only", "first", *WITH_K)
 DRAWN = 300  # blocks, up to which the page draws `auto` before a run
 
@@ -43,33 +44,42 @@ class SpecARScheduler(io.ComfyNode):
                     "policy",
                     options=list(POLICIES),
                     tooltip="Where the target blocks go. auto: the pair's default. list: at the positions below. "
-                    "spread: k of them at even distances, which keeps the longest draft run as short as k allows.",
+                    "spread: k of them at even distances, which keeps the longest draft run as short as k allows. "
+                    "keyed: one at each change of the connected prompts, and the others evenly.",
                 ),
                 io.Int.Input(
                     "k",
                     default=7,
                     min=0,
                     max=1_000_000,
-                    tooltip="How many blocks the target generates (spread, front, back, random), every how many blocks "
-                    "(stride), or the longest draft run (max-run).",
+                    tooltip="How many blocks the target generates (spread, front, back, random, keyed), every how many "
+                    "blocks (stride), or the longest draft run (max-run).",
                 ),
                 io.String.Input(
                     "positions",
                     default="0",
                     tooltip="Target blocks for the policy list, counted from 0: 0,5,10. Block 0 should be among them.",
                 ),
+                io.Conditioning.Input(
+                    "prompts",
+                    optional=True,
+                    tooltip="A SpecAR Prompt Timeline, for the policy keyed and for the length of videos with cuts.",
+                ),
             ],
             outputs=[ScheduleSocket.Output(display_name="schedule")],
         )
 
     @classmethod
-    def execute(cls, models: Models, seconds, blocks, width, height, policy, k, positions) -> io.NodeOutput:
+    def execute(
+        cls, models: Models, seconds, blocks, width, height, policy, k, positions, prompts=None
+    ) -> io.NodeOutput:
         job, notices = resolve(
             models.backbone,
+            cues=cues_of(prompts) if prompts else None,
             seconds=None if blocks else seconds,
             blocks=blocks or None,
-            width=width,
-            height=height,
+            width=width or None,
+            height=height or None,
             schedule=specification(policy, k, positions),
         )
         models.check(job.roles)
@@ -102,6 +112,7 @@ def drawn(name: str) -> dict[str, Any]:
         "fps": backbone.geometry.fps,
         "first_frames": backbone.geometry.frames(1),
         "later_frames": backbone.geometry.later_frames,
+        "clip_frames": backbone.geometry.clip_start,
         "auto": [backbone.default_schedule(blocks) for blocks in range(1, DRAWN + 1)],
     }
 

@@ -38,21 +38,41 @@ GRAPH = """() => {
 }"""
 
 
+FIT = """() => {
+    const corners = app.graph.nodes.flatMap(({ pos: [x, y], size: [width, height] }) =>
+        [[x, y - 30], [x + width, y + height]]);
+    const [left, top] = [0, 1].map(axis => Math.min(...corners.map(corner => corner[axis])) - 40);
+    const [right, bottom] = [0, 1].map(axis => Math.max(...corners.map(corner => corner[axis])) + 40);
+    app.canvas.ds.scale = Math.min(1580 / (right - left), 800 / (bottom - top), 1);
+    app.canvas.ds.offset = [70 / app.canvas.ds.scale - left, 90 / app.canvas.ds.scale - top];
+    app.canvas.setDirty(true, true);
+}"""
+
+
 def workflow(name: str) -> dict:
     return json.loads((CHECKOUT / "workflows" / f"{name}.json").read_text("utf-8"))
 
 
 def graph(comfy: ComfyPage) -> Image.Image:
-    """The nodes, without the page around them."""
+    """The nodes, as large as all of them fit, without the page around them."""
+    comfy.page.evaluate(FIT)
     comfy.page.wait_for_timeout(6000)  # messages about the run go away
     return Image.open(io.BytesIO(comfy.page.screenshot(clip=comfy.page.evaluate(GRAPH)))).convert("RGB")
 
 
-def run_tiny(comfy: ComfyPage) -> Image.Image:
-    """A frame of its video, above the strip of its blocks."""
-    comfy.load(workflow("tiny"))
+def small(picture: Image.Image) -> Image.Image:
+    picture.thumbnail((720, 720))
+    return picture
+
+
+def run(comfy: ComfyPage, name: str) -> None:
+    comfy.load(workflow(name))
     comfy.page.get_by_test_id("queue-button").click()
-    comfy.page.wait_for_selector("video", timeout=120_000)
+    comfy.page.wait_for_selector("video", timeout=300_000)
+
+
+def ran(comfy: ComfyPage) -> Image.Image:
+    """A frame of its video, above the strip of its blocks."""
     address = comfy.page.locator("video").first.evaluate("video => video.currentSrc")
     with av.open(io.BytesIO(urllib.request.urlopen(address).read())) as video:
         frames = [frame.to_image() for frame in video.decode(video=0)]
@@ -81,14 +101,19 @@ def main(url: str) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         with ComfyPage(browser, url, "vue", Path(shots)) as comfy:
             comfy.page.evaluate("() => app.extensionManager.setting.set('Comfy.Minimap.Visible', false)")
-            run_tiny(comfy).save(thumbnails / "tiny.jpg", quality=88)
+            for name in ("image to video", "video to video", "prompt timeline"):
+                run(comfy, name)
+                ran(comfy).save(thumbnails / f"{name}.jpg", quality=88)
+            run(comfy, "race")
+            small(graph(comfy)).save(thumbnails / "race.jpg", quality=88)
+            run(comfy, "tiny")
+            ran(comfy).save(thumbnails / "tiny.jpg", quality=88)
             middle = "video => { video.controls = false; video.currentTime = video.duration / 2; }"
             comfy.page.locator("video").first.evaluate(middle)
             graph(comfy).save(CHECKOUT / "docs" / "comfyui.jpg", quality=88)
-            comfy.load(without_models(workflow("krea")))
-            picture = graph(comfy)
-            picture.thumbnail((720, 720))
-            picture.save(thumbnails / "krea.jpg", quality=88)
+            for name in ("krea", "helios"):
+                comfy.load(without_models(workflow(name)))
+                small(graph(comfy)).save(thumbnails / f"{name}.jpg", quality=88)
         browser.close()
 
 

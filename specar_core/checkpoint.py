@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -75,13 +75,20 @@ class RunFolder:
         """What the report says of each of these blocks."""
         return [json.loads(open_checkpoint(path).metadata["block"]) for path in self._files]
 
-    def committed(self, blocks: int, prompt: Callable[[int], Tensor]) -> Committed | None:
-        """What a rollout goes on from that has the first of these blocks; None if it has none."""
+    def committed(
+        self, blocks: int, prompt: Callable[[int], Tensor], cuts: Sequence[int] = (), start: Committed | None = None
+    ) -> Committed | None:
+        """What a rollout goes on from that has the first of these blocks; `start`, where it begins, if it has none."""
         if not blocks:
-            return None
+            return start
         names = open_checkpoint(self._files[blocks - 1]).names.keys() - {"latents"}
         extra = {name: self._tensor(blocks - 1, name) for name in names}
-        return Committed(blocks, lambda block: self._tensor(block, "latents"), prompt, extra)
+
+        def latents(block: int) -> Tensor:
+            return start.latents(block) if start and block < 0 else self._tensor(block, "latents")
+
+        first = max((cut for cut in cuts if cut < blocks), default=start.first if start else 0)
+        return Committed(blocks, latents, prompt, extra, first)
 
     def begin(self, told: Mapping[str, Any]) -> None:
         """Tells what is made here (as `read_run` returns it), and removes blocks that are no part of it."""

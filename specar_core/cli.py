@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -19,12 +20,15 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .backbones import NAMES, backbone
+from .earlier import merged, read_report, told_by
 from .errors import SpecarError, UsageError
 from .examples import EXAMPLES, example
 from .policies import SPECS, parse
+from .routers import Open
 
 if TYPE_CHECKING:  # torch takes more than a second to import: only the commands that need it do
     from .backbones.base import Machine
+    from .inputs import Inputs
     from .job import Job
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -37,8 +41,22 @@ class Said(logging.Handler):
         stderr.print(self.format(record), markup=False)
 
 
+WrongUsage: Any = typer.BadParameter.__base__  # click's UsageError, from wherever this typer has it
+
+
 class Guarded(TyperGroup):
     """Turns errors into one line on standard error and an exit code."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """As in typer, which frames what it says of a wrong option in five lines."""
+        try:
+            code = super().main(*arguments, **{**options, "standalone_mode": False})
+        except WrongUsage as error:
+            if message := error.format_message():  # none where the help was shown instead
+                command = error.ctx.command_path if error.ctx else "specar"
+                stderr.print(f"specar: {message.rstrip('.')}; see `{command} --help`", markup=False)
+            code = error.exit_code
+        sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -99,6 +117,24 @@ def video(
     backbone_name: BackboneName = "",
     prompt: Annotated[Optional[str], Option("--prompt", help="What the video shows.")] = None,
     example_name: Annotated[Optional[str], Option("--example", help="A prompt of `specar examples`.")] = None,
+    prompt_file: Annotated[
+        Optional[Path], Option("--prompt-file", help="A prompt a line: OUT-0001.mp4 and so on, models loaded once.")
+    ] = None,
+    timeline: Annotated[
+        Optional[Path],
+        Option("--timeline", help="Prompts over time, a line each: 0s: TEXT, 4.5s fade 1s: TEXT, 9s cut: TEXT."),
+    ] = None,
+    image: Annotated[Optional[Path], Option("--image", help="The image that the video begins with.")] = None,
+    video_file: Annotated[
+        Optional[Path], Option("--video", help="The video that is followed (krea, tiny) or continued (helios).")
+    ] = None,
+    strength: Annotated[
+        Optional[float], Option("--strength", help="How far from --video, more than 0 to 1. Default 0.5.")
+    ] = None,
+    lora: Annotated[
+        Optional[list[str]],
+        Option("--lora", help="[ROLE=]FILE[:STRENGTH], on both models if it fits them. May be repeated."),
+    ] = None,
     seconds: Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")] = None,
     blocks: BlockCount = None,
     frames: Annotated[Optional[int], Option("--frames", help="Length in frames, rounded up to blocks.")] = None,
@@ -107,6 +143,12 @@ def video(
     k: TargetCount = None,
     schedule: Spec = None,
     max_run: MaxRun = None,
+    time_budget: Annotated[
+        Optional[float],
+        Option(
+            "--time-budget", help="Seconds to make it in: as many target blocks as they allow, planned while it runs."
+        ),
+    ] = None,
     seed: Annotated[Optional[int], Option("--seed", help="Decides all noise. Default 0.")] = None,
     steps: Annotated[
         Optional[list[str]], Option("--steps", help="ROLE=LIST, e.g. drafter=1000,750,500,250. May be repeated.")
@@ -121,13 +163,18 @@ def video(
     drafter_context: Annotated[
         Optional[str], Option("--drafter-context", help="session, or rolling:WINDOW[:SINK] in latent frames.")
     ] = None,
+    stitch: Annotated[
+        Optional[int], Option("--stitch", help="The drafter does so many first steps of target blocks, but of block 0.")
+    ] = None,
     negative: Annotated[
         Optional[str], Option("--negative", help="What the video should not show, for pairs with guidance.")
     ] = None,
     guidance: Annotated[
         Optional[float], Option("--guidance", help="How far the target is led away from it; 1 is not at all.")
     ] = None,
-    precision: Annotated[Optional[str], Option("--precision", help="bf16 or fp32. Default: bf16 on a GPU.")] = None,
+    precision: Annotated[
+        Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")
+    ] = None,
     attention: Annotated[
         Optional[str], Option("--attention", help="auto, or a name that `specar doctor` lists.")
     ] = None,
@@ -149,6 +196,7 @@ def video(
 ) -> None:
     asked = {
         "prompt": example(example_name) if example_name else prompt,
+        "timeline": read_text(timeline) if timeline else None,
         "seed": seed,
         "seconds": seconds,
         "blocks": blocks,
@@ -158,22 +206,43 @@ def video(
         "k": whole(k, "k"),
         "schedule": schedule,
         "max_run": whole(max_run, "max-run"),
+        "time_budget": time_budget,
+        "steps": parse_steps(steps or []),
     }
     options = {
         "terminal_step": terminal_step,
         "anchor_first_latent": anchor_first_latent,
         "keep_first_frames": keep_first_frames,
         "drafter_context": drafter_context,
+        "stitch": stitch,
         "negative": negative,
         "guidance": guidance,
     }
-    if prompt is not None and example_name:
-        raise UsageError("give only one of prompt and example")
+    from . import files
+    from .backbones.base import Machine
+    from .inputs import asked as asked_inputs
+    from .inputs import differences as input_differences
+    from .plan import model_files
+    from .report import differences
+
+    shown = given({"prompt": prompt, "example": example_name, "prompt-file": prompt_file, "timeline": timeline})
+    if len(shown) > 1:
+        raise UsageError(f"give only one of {' and '.join(shown)}")
+    prompts = [line.strip() for line in read_text(prompt_file).splitlines() if line.strip()] if prompt_file else []
+    if prompt_file:
+        if not prompts:
+            raise UsageError(f"{prompt_file} holds no prompt")
+        if run_dir:
+            raise UsageError("each video of a prompt file has its own run folder: leave out --run-dir")
+        asked["prompt"] = prompts[0]
     told = told_by(from_report, read_report(from_report)) if from_report else {}
-    job = resolved(
-        backbone_name or told.get("backbone", "krea"), given(asked), parse_steps(steps or []), given(options), told
-    )
-    machine = this_machine(
+    settings = merged(told, {**given(asked), "options": given(options)})
+    folders = [Path(), files.models_dir(models_dir) / "loras", *([from_report.parent] if from_report else [])]
+    inputs = asked_inputs(lora or [], image, video_file, strength, told.get("inputs", {}), folders)
+    job, inputs_there = resolved(backbone_name or told.get("backbone", "krea"), settings, inputs)
+    for difference in input_differences(told.get("inputs", {}), job.told_options):
+        stderr.print(f"notice: {difference}: expect another video", markup=False)
+    machine = Machine.here(
         precision or told.get("precision"),
         attention or told.get("attention", "auto"),
         told.get("compile", False) if compiled is None else compiled,
@@ -182,12 +251,13 @@ def video(
     if ctx.info_name == "plan":
         show_plan(job, machine, models_dir, named, run_dir or out.with_suffix(".run"), as_json)
         return
-    from .report import differences
-
-    paths = found(job, models_dir, named)
+    paths = {**model_files(job, files.models_dir(models_dir), named), **inputs_there}
     for difference in differences(told.get("models", []), paths):
         stderr.print(f"notice: {difference}: expect another video", markup=False)
-    make_video(job, machine, paths, out, as_json, overwrite=overwrite, run_dir=run_dir)
+    if prompt_file:
+        make_videos(job, prompts, machine, paths, out, as_json, overwrite)
+    else:
+        make_video(job, machine, paths, out, as_json, overwrite=overwrite, run_dir=run_dir)
 
 
 app.command("generate", help="Make a video.")(video)
@@ -222,82 +292,26 @@ def parse_steps(texts: list[str]) -> dict[str, list[int]]:
     return steps
 
 
-# Options of which one replaces another: what the user asks for now replaces the whole group of an earlier report.
-EXCLUSIVE = (("seconds", "blocks", "frames"), ("k", "schedule", "max_run"))
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path} as text: {error}") from None
 
 
-def resolved(
-    name: str, asked: dict[str, Any], steps: dict[str, Any], options: dict[str, Any], told: dict[str, Any]
-) -> "Job":
+def resolved(name: str, settings: dict[str, Any], inputs: "Inputs") -> tuple["Job", dict[str, Path]]:
+    """The job, and the files that go into it beside the models."""
     from .job import resolve
 
-    settings = dict(told.get("settings", {}))
-    for group in EXCLUSIVE:
-        if any(option in asked for option in group):
-            for option in group:
-                settings.pop(option, None)
-    settings.update(asked)
-    if "prompt" not in settings:
+    if settings.keys().isdisjoint(("prompt", "timeline", "cues")):
         raise UsageError("what should the video show? Give --prompt TEXT, or --example NAME of `specar examples`")
-    job, notices = resolve(
-        backbone(name),
-        **settings,
-        steps={**told.get("steps", {}), **steps},
-        options={**told.get("options", {}), **options},
-    )
-    for notice in notices:
+    pair = backbone(name)
+    source, seen = inputs.source(pair.geometry.fps)
+    job, notices = resolve(pair, **settings, source=source)
+    job, matched = inputs.with_loras(job)
+    for notice in [*seen, *notices, *matched]:
         stderr.print(f"notice: {notice}", markup=False)
-    return job
-
-
-def read_report(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise UsageError(f"{path} is not the report of a SpecAR video") from None
-
-
-def told_by(path: Path, report: Any) -> dict[str, Any]:
-    """The settings that a video was made with, from its report, which lies in `path`."""
-    try:
-        schedule = report["schedule"]
-        parsed, _ = parse(schedule["policy"], schedule["blocks"])
-        same = list(parsed.targets) == schedule["targets"]
-        return {
-            "backbone": report["backbone"],
-            "settings": {
-                **({"prompt": report["prompts"][0]["text"]} if report["prompts"] else {}),
-                "seed": report["seed"],
-                "width": report["width"],
-                "height": report["height"],
-                "blocks": schedule["blocks"],
-                "schedule": schedule["policy"] if same else "list:" + ",".join(map(str, schedule["targets"])),
-            },
-            "steps": {role: sampling["steps"] for role, sampling in report["sampling"].items()},
-            "options": report["options"],
-            "precision": report["environment"]["precision"],
-            "attention": report["environment"]["attention"],
-            "compile": report["environment"]["compile"],
-            "models": report["models"],
-        }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise UsageError(f"{path} is not the report of a SpecAR video") from None
-
-
-def this_machine(precision: str | None, attention: str, compiled: bool) -> "Machine":
-    import torch
-
-    from .backbones.base import Machine
-    from .models.attention import check_name
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = precision or ("bf16" if device.type == "cuda" else "fp32")
-    if precision not in ("bf16", "fp32"):
-        raise UsageError(f"unknown precision '{precision}'; known are bf16 and fp32")
-    check_name(attention)
-    return Machine(device, precision, attention, compiled)  # type: ignore[arg-type]
+    return job, inputs.paths
 
 
 def show_plan(
@@ -307,7 +321,7 @@ def show_plan(
     from .plan import damaged_files, plan, refusal
 
     models = files.models_dir(models_dir)
-    there, missing = files.find(needed(job), models, named)
+    there, missing = files.find(job.files, models, named)
     absent = [str(models / file.folder / file.name) for file in missing]
     planned = plan(job, machine, absent, damaged_files(there))
     refused = refusal(planned, machine, folder)
@@ -319,34 +333,68 @@ def show_plan(
             print(f"refused   {refused}")
 
 
-def found(job: "Job", models_dir: Path | None, named: dict[str, Path]) -> dict[str, Path]:
-    """The file of each model, none of them missing or damaged."""
-    from . import files
-    from .plan import damaged_files
-
-    required = files.require(needed(job), files.models_dir(models_dir), job.backbone.name, named)
-    if faults := damaged_files(required):
-        raise SpecarError("\n".join(faults))
-    return {**job.backbone.shipped, **required}
-
-
 def make_video(
     job: "Job", machine: "Machine", paths: dict[str, Path], out: Path, as_json: bool, **placing: Any
 ) -> None:
     """placing: what `generate` needs to know of the files that are there already."""
+    from .bars import run_bar
     from .generate import generate
+    from .timeline import describe
+
+    machine = able(job, machine, placing["run_dir"] or out.with_suffix(".run"))
+    if len(job.cues) > 1:
+        for line in describe(job.cues, job.geometry):
+            stderr.print(f"prompt: {line}", markup=False)
+    with run_bar(job, stderr) as listener:
+        report = generate(job, machine, paths, out, listener=listener, **placing)
+    print(json.dumps(report, indent=1) if as_json else out)
+
+
+def make_videos(
+    job: "Job",
+    prompts: list[str],
+    machine: "Machine",
+    paths: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    overwrite: bool,
+) -> None:
+    """A video of each prompt, one after another; what failed is listed at the end."""
+    from .bars import run_bar
+    from .generate import Loaded, generate
+    from .timeline import Cue
+
+    machine = able(job, machine, out.parent)
+    jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
+    loaded, reports, failures = Loaded(jobs, machine, paths), [], []
+    for number, one in enumerate(jobs, 1):
+        place = out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
+        try:
+            with run_bar(one, stderr) as listener:
+                report = generate(one, machine, paths, place, overwrite=overwrite, listener=listener, loaded=loaded)
+        except (SpecarError, UsageError) as error:
+            failures.append(f"{place}: {error}")
+            continue
+        reports.append(report)
+        if not as_json:
+            print(place)
+    if as_json:
+        print(json.dumps(reports, indent=1, ensure_ascii=False))
+    if failures:
+        raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
+
+
+def able(job: "Job", machine: "Machine", folder: Path) -> "Machine":
+    """The machine as it can run the job; SpecarError if it cannot. folder: where the video is kept until it is done."""
     from .models.compiled import no_compiler
     from .plan import plan, refusal
-    from .progress import shown
 
     if machine.compile and (reason := no_compiler(machine.device)):
         stderr.print(f"notice: runs without --compile: {reason}", markup=False)
         machine = replace(machine, compile=False)
-    if refused := refusal(plan(job, machine), machine, placing["run_dir"] or out.with_suffix(".run")):
+    if refused := refusal(plan(job, machine), machine, folder):
         raise SpecarError(refused)
-    with shown(job, stderr) as listener:
-        report = generate(job, machine, paths, out, listener=listener, **placing)
-    print(json.dumps(report, indent=1, ensure_ascii=False) if as_json else out)
+    return machine
 
 
 @app.command(help="Go on with an unfinished video.")
@@ -355,23 +403,124 @@ def resume(
     models_dir: ModelsDir = None,
     as_json: AsJson = False,
 ) -> None:
+    from . import files
+    from .backbones.base import Machine
     from .checkpoint import read_run
+    from .inputs import of_options
+    from .plan import model_files
 
     run = read_run(run_dir)
     if "out" not in run:
         raise UsageError(f"{run_dir} is the run of a ComfyUI graph: queue the same graph again to go on with it")
     told = told_by(run_dir, run["report"])
-    job = resolved(told["backbone"], {}, {}, {}, told)
-    machine = this_machine(told["precision"], told["attention"], told["compile"])
-    named = {what: Path(file) for what, file in run["files"].items() if os.path.exists(file)}
+    inputs = of_options(told["inputs"], run["files"], [])
+    job, inputs_there = resolved(told["backbone"], merged(told, {}), inputs)
+    machine = Machine.here(told["precision"], told["attention"], told["compile"])
+    known = {what: Path(file) for what, file in run["files"].items() if what not in job.inputs}
+    named = {what: path for what, path in known.items() if path.exists()}
     out = Path(os.path.normpath(run_dir / run["out"]))
-    paths = found(job, models_dir, named)
+    paths = {**model_files(job, files.models_dir(models_dir), named), **inputs_there}
     make_video(job, machine, paths, out, as_json, overwrite=run["overwrite"], run_dir=run_dir, resume=True)
 
 
-def needed(job: "Job") -> list[Any]:
-    """The files to find: a model that no block asks for is not among them."""
-    return [file for file in job.backbone.files if file.what not in ("target", "drafter") or file.what in job.roles]
+@app.command(help="Run policies against each other, from the same prompt, seed and noise: one page that shows it.")
+def race(
+    backbone_name: BackboneName = "krea",
+    prompts: Annotated[Optional[list[str]], Option("--prompt", help="What the videos show. May be repeated.")] = None,
+    examples: Annotated[
+        Optional[list[str]], Option("--example", help="A prompt of `specar examples`. May be repeated.")
+    ] = None,
+    policies: Annotated[Optional[list[str]], Option("--policy", help=f"Two or more, each by name: {SPECS}.")] = None,
+    seconds: Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")] = None,
+    blocks: BlockCount = None,
+    width: Annotated[Optional[int], Option("--width", help="In pixels.")] = None,
+    height: Annotated[Optional[int], Option("--height", help="In pixels.")] = None,
+    seed: Annotated[int, Option("--seed", help="Decides all noise.")] = 0,
+    precision: Annotated[
+        Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")
+    ] = None,
+    attention: Annotated[str, Option("--attention", help="auto, or a name that `specar doctor` lists.")] = "auto",
+    compiled: Annotated[
+        bool, Option("--compile/--no-compile", help="Compile the models' blocks: about a minute, once.")
+    ] = False,
+    models_dir: ModelsDir = None,
+    out: Annotated[Path, Option("--out", help="The page; videos and scores lie beside it.")] = Path("race.html"),
+    embed: Annotated[bool, Option("--embed", help="The page holds the videos: one file to pass on.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an earlier race.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from . import files
+    from .backbones.base import Machine
+    from .bars import bar, run_listener
+    from .inputs import of_options
+    from .plan import model_files
+    from .race.run import race as run_race
+
+    shown = [*(prompts or []), *(example(name) for name in examples or [])]
+    if not shown:
+        raise UsageError("what should the videos show? Give --prompt TEXT, or --example NAME of `specar examples`")
+    asked = given({"seed": seed, "seconds": seconds, "blocks": blocks, "width": width, "height": height})
+    jobs = [
+        resolved(backbone_name, {**asked, "prompt": text, "schedule": policy}, of_options({}, {}, []))[0]
+        for text in shown
+        for policy in policies or []
+    ]
+    machine = Machine.here(precision, attention, compiled)
+    paths: dict[str, Path] = {}
+    for job in jobs:
+        paths |= model_files(job, files.models_dir(models_dir), {})
+        machine = able(job, machine, out.parent)
+    with bar(stderr) as progress:
+        scores = run_race(
+            jobs,
+            machine,
+            paths,
+            out,
+            embed=embed,
+            overwrite=overwrite,
+            listening=lambda job: run_listener(job, progress),
+            progress=progress,
+        )
+    print(json.dumps(scores) if as_json else out)
+
+
+@app.command(help="Measure finished videos: hand-overs, drift, run position, flicker, likeness to target-only.")
+def score(
+    videos: Annotated[list[Path], typer.Argument(metavar="VIDEO...", show_default=False)],
+    plots: Annotated[Optional[Path], Option("--plots", help="Also draw them, into this HTML page.")] = None,
+    with_vbench: Annotated[
+        bool, Option("--vbench", help="Also VBench's six dimensions, in its own environment.")
+    ] = False,
+    with_reward: Annotated[bool, Option("--visionreward", help="Also VisionReward, in its own environment.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an earlier page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from . import charts, vbench, vision_reward
+    from .bars import bar
+    from .score import problems, read_video, table
+    from .score import score as measured
+    from .video import keep
+
+    if plots and not overwrite:
+        keep(plots)
+    for path in videos:
+        read_video(path)  # before anything takes time
+    outside = {}
+    if with_vbench:
+        outside["vbench"] = vbench.vbench(videos)
+    if with_reward:
+        outside["visionreward"] = vision_reward.vision_reward(videos)
+    with bar(stderr) as progress:
+        scores = {**measured(videos, progress), **outside}
+    if plots:
+        plots.write_text(charts.page(scores), "utf-8")
+    if as_json:
+        print(json.dumps(scores))
+    else:
+        tables = {"vbench": vbench.table, "visionreward": vision_reward.table}
+        print("\n\n".join([table(scores), *(tables[name](told) for name, told in outside.items())]))
+    if found := problems(scores):
+        raise SpecarError("\n".join(found))
 
 
 @app.command(help="Positions of the target blocks, and the draft runs between them.")
@@ -392,7 +541,10 @@ def schedule(
     if as_json:
         print(json.dumps(placed.to_dict()))
         return
-    print("".join("T" if placed.role(block) == "target" else "d" for block in range(blocks)))
+    print(placed.strip)
+    if isinstance(placed, Open):
+        print(f"T: the target's; ?: settled while it runs. No draft run is longer than {placed.max_draft_run}")
+        return
     print(f"target blocks: {', '.join(map(str, placed.targets)) or 'none'}")
     print(f"draft runs: {', '.join(map(str, placed.draft_runs)) or 'none'}; the longest is {placed.max_draft_run}")
 
@@ -404,9 +556,9 @@ def download(
     dry_run: Annotated[bool, Option("--dry-run", help="List what would be fetched.")] = False,
 ) -> None:
     from . import files
+    from .bars import bar
     from .download import download as fetch
     from .download import plan_download
-    from .progress import downloading
 
     pair, models = backbone(backbone_name), files.models_dir(models_dir)
     if not pair.files:
@@ -419,16 +571,18 @@ def download(
         print(f"{file.what}: {planned.path}, {state}")
         print(f"  {file.size / 1e9:.2f} GB, {file.path} of {file.repository}, licence: {file.licence}")
     if not dry_run:
-        with downloading(stderr) as progress:
+        with bar(stderr) as progress:
             for path in fetch(pair.files, models, progress=progress):
                 print(path)
 
 
 @app.command(help="Tell what checkpoint files are, and whether they are whole and finite.")
 def check(paths: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)]) -> None:
+    from .bars import bar
     from .weights import check_file
 
-    reports = [check_file(path) for path in paths]
+    with bar(stderr) as progress:
+        reports = [check_file(path, partial(progress, f"checking {path.name}")) for path in paths]
     for report in reports:
         print(report)
     if faulty := [report for report in reports if report.problem]:

@@ -1,5 +1,6 @@
 """What this machine can do: device, attention back ends, precision, encoder, model files."""
 
+import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from . import __version__, files
 from .backbones import NAMES, backbone
+from .models import low_precision
 from .models.attention import BACKENDS, Absent, probe
 from .plan import card, free_bytes, host_memory
 
@@ -47,6 +49,9 @@ def examine(models_dir: Path | None) -> Findings:
         machine["GPU memory"] = f"{properties.total_memory / 1e9:.1f} GB"
         machine["compute capability"] = f"{properties.major}.{properties.minor}"
         machine["cuDNN"] = str(torch.backends.cudnn.version())
+        reason = low_precision.unavailable(device)
+        machine["precision fp8"] = f"no: {reason}" if reason else "yes"
+        machine["kernels"] = "Triton" if importlib.util.find_spec("triton") else "none: Triton is not installed"
     return Findings(machine, {b.name: _state(b, device, dtype) for b in BACKENDS}, _models(models))
 
 

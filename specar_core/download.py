@@ -16,29 +16,19 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from .errors import SpecarError, UsageError
 from .files import ModelFile, locate
+from .progress import Progress
 from .tensor_files import parts
 
 log = logging.getLogger("specar")
 
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Progress:
-    """`done` of `total` bytes: on disk, or, in the stage "checking", hashed."""
-
-    file: ModelFile
-    stage: Literal["downloading", "checking"]
-    done: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ def download(
     models: Path,
     *,
     endpoint: str | None = None,
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Progress = lambda what, done, total: None,
     cancel: threading.Event | None = None,
     stall_seconds: float = 60,
     pauses: Sequence[float] = (1, 2, 4, 8),
@@ -101,7 +91,7 @@ def _fetch(
     file: ModelFile,
     path: Path,
     hub: "_Hub",
-    progress: Callable[[Progress], None],
+    progress: Progress,
     cancel: threading.Event,
     pauses: Sequence[float],
 ) -> None:
@@ -143,9 +133,7 @@ class _Broken(Exception):
     """The connection failed in a way that may not last."""
 
 
-def _receive(
-    file: ModelFile, partial: Path, hub: "_Hub", progress: Callable[[Progress], None], cancel: threading.Event
-) -> _Expected:
+def _receive(file: ModelFile, partial: Path, hub: "_Hub", progress: Progress, cancel: threading.Event) -> _Expected:
     """One connection: append to the partial file until it is complete. Raises _Broken when it ends before."""
     start = _size(partial)
     answer = hub.get(file, start)
@@ -172,7 +160,7 @@ def _receive(
                     raise SpecarError(f"{answer.host} sends more than the {expected.bytes:,} bytes of {file.name}.")
                 out.write(chunk)
                 out.flush()  # what progress tells is on disk
-                progress(Progress(file, "downloading", start, expected.bytes))
+                progress(f"downloading {file.name}", start, expected.bytes)
                 if cancel.is_set():
                     raise SpecarError(f"Download cancelled; {start:,} bytes of {file.name} are kept in {partial}.")
             os.fsync(out.fileno())
@@ -181,7 +169,7 @@ def _receive(
     return expected
 
 
-def _check(file: ModelFile, partial: Path, expected: _Expected, progress: Callable[[Progress], None]) -> None:
+def _check(file: ModelFile, partial: Path, expected: _Expected, progress: Progress) -> None:
     if expected.sha256 is None:
         log.warning("%s: the server tells no SHA-256, only the size was checked", file.name)
         return
@@ -190,7 +178,7 @@ def _check(file: ModelFile, partial: Path, expected: _Expected, progress: Callab
         while chunk := whole.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            progress(Progress(file, "checking", done, expected.bytes))
+            progress(f"checking {file.name}", done, expected.bytes)
     if digest.hexdigest() != expected.sha256:
         partial.unlink()
         raise SpecarError(

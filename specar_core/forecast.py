@@ -4,10 +4,12 @@ Drafter and target blocks cost different amounts, so both are learnt from the bl
 """
 
 import time
+from bisect import bisect_left
 
 from .backbones.base import Step
 from .job import Job
 from .rollout import BlockResult
+from .schedule import Role
 
 
 class Forecast:
@@ -16,7 +18,7 @@ class Forecast:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.done = 0
-        self._seconds: dict[str, list[float]] = {"target": [], "drafter": []}
+        self._learnt: dict[Role, tuple[int, float]] = {"target": (0, 0.0), "drafter": (0, 0.0)}  # blocks, their seconds
         self._started: float | None = None  # when the first step was done: loading is not counted
         self._first = 0  # and in which block: a resumed run begins in the middle
 
@@ -28,21 +30,30 @@ class Forecast:
             self._started, self._first = now, block
             self.done = job.work * block // job.blocks
         self.done = min(self.done + 1, job.work)
-        what = "decoding" if step.kind == "decode" else f"{job.schedule.role(block)}, step {step.index} of {step.count}"
+        what = "decoding" if step.kind == "decode" else f"{step.role}, step {step.index} of {step.count}"
         parts = [f"block {block + 1} of {job.blocks}", what]
         if block > self._first:
-            geometry = job.backbone.geometry
-            frames = geometry.frames(block, job.keep_first_frames) - geometry.frames(self._first, job.keep_first_frames)
+            frames = job.geometry.frames(block) - job.geometry.frames(self._first)
             parts.append(f"{frames / (now - self._started):.1f} fps")
         if (left := self.left(block)) is not None:
             parts.append(f"{left:.0f} s left")
         return ", ".join(parts)
 
     def learn(self, result: BlockResult) -> None:
-        self._seconds[result.role].append(result.seconds)
+        blocks, seconds = self._learnt[result.role]
+        self._learnt[result.role] = blocks + 1, seconds + result.seconds
+        if self.job.is_open:  # what this block did not need is no work any more
+            self.done = self.job.work * (result.index + 1) // self.job.blocks
 
     def left(self, block: int) -> float | None:
         """Seconds from the beginning of a block to the end; None while a role that is still to come never ran."""
-        means = {role: sum(times) / len(times) for role, times in self._seconds.items() if times}
-        rest = [self.job.schedule.role(b) for b in range(block, self.job.blocks)]
-        return sum(means[role] for role in rest) if all(role in means for role in rest) else None
+        if self.job.is_open:
+            blocks, seconds = (sum(learnt) for learnt in zip(*self._learnt.values(), strict=True))
+            return (self.job.blocks - block) * seconds / blocks if blocks else None
+        targets = self.job.schedule.targets
+        coming = len(targets) - bisect_left(targets, block)
+        left: dict[Role, int] = {"target": coming, "drafter": self.job.blocks - block - coming}
+        means = {role: seconds / blocks for role, (blocks, seconds) in self._learnt.items() if blocks}
+        if any(blocks and role not in means for role, blocks in left.items()):
+            return None
+        return sum(blocks * means[role] for role, blocks in left.items() if blocks)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backbones.base import Machine, Pair, Step
+from .backbones.base import Committed, Machine, Noise, Pair, Step
 from .checkpoint import RunFolder, read_run
 from .errors import SpecarError, UsageError
+from .inputs import differences as input_differences
 from .job import Job
 from .noise import noise
 from .report import Record, describe_models, differences, identity
 from .rollout import BlockResult, rollout
-from .video import VideoWriter, read_metadata, replacing, to_rgb8, unfinished
+from .scorers import deciding
+from .source import Frames, SourceVideo, still
+from .timeline import Prompts
+from .video import VideoWriter, keep, read_metadata, replacing, to_rgb8, unfinished
 
 log = logging.getLogger("specar")
 
@@ -41,14 +45,17 @@ def generate(
     run_dir: Path | None = None,
     resume: bool = False,
     listener: Listener = Listener(),  # noqa: B008 (frozen)
+    loaded: "Loaded | None" = None,
 ) -> dict[str, Any]:
     """Write the video to `out` and its report beside it; returns the report.
 
-    paths: the file of each model the job needs ("target", "drafter", "text encoder", "vae"). A run that does not
-    finish leaves its folder, `run_dir` or else FILE.run, from which `resume` goes on with the same job and models, and
-    what it finished as FILE.partial.mp4 and FILE.partial.json.
+    paths: the file of each model the job needs ("target", "drafter", "text encoder", "vae"), and of what else goes into
+    it ("image" or "video", "lora 1", ...). A run that does not finish leaves its folder, `run_dir` or else FILE.run,
+    from which `resume` goes on with the same job and models, and what it finished as FILE.partial.mp4 and .json.
+    loaded: what this video shares with others.
     """
     needed = {what: path for what, path in paths.items() if what in (*job.roles, "text encoder", "vae")}
+    loaded = loaded or Loaded([job], machine, paths)
     record = Record(job, machine)
     record.models = describe_models(needed)
     with RunFolder(run_dir or out.with_suffix(".run"), resume=resume) as run:
@@ -60,6 +67,8 @@ def generate(
                 return report
         elif run.used and not overwrite:
             raise unfinished(run.folder)
+        if not overwrite:
+            keep(out.with_suffix(".json"), *(() if resume else (run.folder.with_suffix(".partial.json"),)))
         with VideoWriter(  # refuses before anything loads
             out,
             job.backbone.geometry.fps,
@@ -68,18 +77,20 @@ def generate(
             folder=run.folder,
             keep_blocks=run.blocks if resume else None,
             overwrite=overwrite,
+            audio=paths["video"] if job.source and job.source.strength is not None else None,
         ) as writer:
             with record.timed("text"):
-                prompt = _encode(job, machine, paths["text encoder"], listener)
+                prompt = loaded.prompt(job, listener)
             with record.timed("load"):
-                pair = job.backbone.load_pair(paths, job, machine, listener.loading)
+                pair = loaded.pair(job, listener)
             record.attention = pair.attention
-            files = {what: str(path.absolute()) for what, path in needed.items()}
+            files = {what: str(path.absolute()) for what, path in paths.items() if what in (*needed, *job.inputs)}
             beside = out.absolute().parent == run.folder.parent  # then both may be moved together
             place = f"../{out.name}" if beside else str(out.absolute())
             run.begin({"out": place, "overwrite": overwrite, "files": files, "report": record.report(0.0)})
             try:
-                report = render(pair, prompt, record, writer, run, listener)
+                source = opened(job, paths)
+                report = render(pair, prompt, record, writer, run, listener, source=source)
                 write_json(report, out.with_suffix(".json"))
                 run.remove()
             except torch.OutOfMemoryError as error:
@@ -91,6 +102,36 @@ def generate(
     return report
 
 
+class Loaded:
+    """Text embeddings and models of jobs that differ in prompts and schedules only, loaded once, when first needed."""
+
+    def __init__(self, jobs: Sequence[Job], machine: Machine, paths: Mapping[str, Path]) -> None:
+        self.jobs, self.machine, self.paths = jobs, machine, paths
+        self._rows: dict[str, Tensor] = {}
+        self._pairs: Callable[[Job], Pair] | None = None
+
+    def prompt(self, job: Job, listener: Listener) -> Tensor:
+        """Embeddings, a row [L, D] for each of the job's texts."""
+        if not self._rows:
+            self._rows = self._encoded(listener)
+        return torch.stack([self._rows[text] for text in job.backbone.texts(job)])
+
+    def pair(self, job: Job, listener: Listener) -> Pair:
+        if self._pairs is None:
+            self._pairs = job.backbone.load_models(self.paths, self.jobs, self.machine, listener.loading)
+        return self._pairs(job)
+
+    def _encoded(self, listener: Listener) -> dict[str, Tensor]:
+        """The encoder is gone afterwards: few cards hold it and the models."""
+        texts = list(dict.fromkeys(text for job in self.jobs for text in job.backbone.texts(job)))
+        encoder = self.jobs[0].backbone.load_text_encoder(self.paths["text encoder"], self.machine, listener.loading)
+        rows = encoder.encode(texts)
+        del encoder
+        if self.machine.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return dict(zip(texts, rows, strict=True))
+
+
 def render(
     pair: Pair,
     prompt: Tensor,
@@ -99,41 +140,51 @@ def render(
     run: RunFolder,
     listener: Listener,
     *,
+    source: Frames | None = None,
     tagged: bool = True,
 ) -> dict[str, Any]:
     """Roll out the job of `record` into the writer's file; returns the report, which the file holds too if `tagged`.
 
-    prompt: text embeddings, a row [L, D] for each text; run: where blocks are kept until then, and taken from. What an
-    unfinished run leaves is described in `generate`.
+    prompt: text embeddings, a row [L, D] for each text; source: the frames of the job's source; run: where blocks are
+    kept until then, and taken from. What an unfinished run leaves is described in `generate`.
     """
-    job, finished = record.job, False
+    job, finished, told = record.job, False, run.told()
     shape = job.backbone.geometry.latent_shape(job.width, job.height)
+    prompts = Prompts(job.cues, prompt)
     record.attention = pair.attention
     if run.blocks:
-        record.resume(run.told())
+        record.resume(told)
 
     def tags(report: dict[str, Any]) -> dict[str, str]:
         return {"specar": json.dumps(report)} if tagged else {}
 
+    def white(block: int, draw: int) -> Tensor:
+        return noise(job.seed, block, draw, shape)
+
     try:
-        for result in rollout(
-            pair,
-            job.schedule,
-            lambda block: prompt,
-            lambda block, draw: noise(job.seed, block, draw, shape),
-            height=job.height,
-            width=job.width,
-            resume=run.committed(writer.blocks_done, lambda block: prompt),
-            known=run.latents,
-            keep_first_frames=job.keep_first_frames,
-            on_step=listener.step,
-        ):
-            writer.add_block(to_rgb8(result.frames)[0])
-            if result.index < run.blocks:  # was in no finished segment yet
-                continue
-            run.add(result, record.add(result))
-            log.debug("block %d: %s, %.2f s", result.index, result.role, result.seconds)
-            listener.block(result)
+        start: Committed | None = None
+        drawn: Noise = white
+        if job.source and source:
+            start, drawn = job.backbone.steered(pair, job.source.kind, source, prompts, white)
+        with deciding(job, record.machine, told) as policy:
+            for result in rollout(
+                pair,
+                policy,
+                prompts,
+                drawn,
+                height=job.height,
+                width=job.width,
+                resume=run.committed(writer.blocks_done, prompts, job.geometry.cuts, start),
+                known=run.latents,
+                on_step=listener.step,
+            ):
+                writer.add_block(to_rgb8(result.frames)[0])
+                if result.index < run.blocks:  # was in no finished segment yet
+                    continue
+                run.add(result, record.add(result, policy.told(result.index)))
+                log.debug("block %d: %s, %.2f s", result.index, result.role, result.seconds)
+                listener.block(result)
+        writer.close()
         report = record.report(writer.encode_seconds)
         writer.finish(tags(report))
         finished = True
@@ -141,6 +192,7 @@ def render(
             writer.partial_path.with_suffix(".json").unlink(missing_ok=True)
     finally:
         if not finished:
+            writer.close()
             report = record.report(writer.encode_seconds)
             if partial := writer.abort(tags(report)):
                 log.warning("The finished blocks are in %s", partial)
@@ -148,10 +200,20 @@ def render(
     return report
 
 
+def opened(job: Job, paths: Mapping[str, Path]) -> Frames | None:
+    """The frames of the job's source."""
+    if job.source is None:
+        return None
+    path = paths[job.source.kind]
+    if job.source.kind == "image":
+        return still(path, job.width, job.height)
+    return SourceVideo(path, job.geometry.fps, job.width, job.height)
+
+
 def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None:
     """The run in this folder must be the one that is to be continued; where it was begun may be another machine."""
     told, now = read_run(folder)["report"], record.report(0.0)
-    for difference in differences(told["models"], paths):
+    for difference in [*differences(told["models"], paths), *input_differences(told["options"], now["options"])]:
         raise SpecarError(f"{folder} cannot be continued: {difference}. Put that file back.")
     if identity(told) != identity(now):
         raise UsageError(f"{folder} is the run of another video; give its own settings, or another folder")
@@ -168,16 +230,6 @@ def _finished(out: Path, record: Record) -> dict[str, Any] | None:
     except (SpecarError, ValueError, KeyError, TypeError):  # some other file
         return None
     return report if same else None
-
-
-def _encode(job: Job, machine: Machine, path: Path, listener: Listener) -> Tensor:
-    """Embeddings, a row [L, D] for each text. The encoder is gone afterwards: few cards hold it and the models."""
-    encoder = job.backbone.load_text_encoder(path, machine, listener.loading)
-    embeddings = encoder.encode(job.backbone.texts(job))
-    del encoder
-    if machine.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return embeddings
 
 
 def write_json(value: dict[str, Any], path: Path) -> None:

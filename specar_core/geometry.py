@@ -21,50 +21,68 @@ def decoded_frames(latent_frames: int, clip: int) -> int:
 class Geometry:
     """How the blocks of a pair become frames.
 
-    latent_frames: latent frames a block; first_frames, later_frames: frames that block 0 and every later block decode
-    to; dropped: decoded frames of block 0 that are not delivered unless asked for; size_multiple: width and height in
-    pixels are multiples of it; latent_channels and the spatial factor 8 are those of the Wan 2.1 VAE.
+    latent_frames: latent frames a block; size_multiple: width and height in pixels are multiples of it; one_clip: the
+    whole video is decoded as one clip, and not every block by itself; dropped: decoded frames of block 0 that are not
+    delivered; cuts: later blocks that begin a new clip; image: the first frame is an image that block 0 follows, which
+    so is no beginning of a clip; latent_channels and the spatial factor 8 are those of the Wan 2.1 VAE.
     """
 
     fps: int
     latent_frames: int
-    first_frames: int
-    later_frames: int
-    dropped: int
     size_multiple: int
+    one_clip: bool = True
+    dropped: int = 0
+    cuts: tuple[int, ...] = ()
+    image: bool = False
     latent_channels: int = 16
     spatial_factor: int = 8
 
-    def delivered_from(self, keep_first_frames: bool = False) -> int:
-        """Index of the first decoded frame of block 0 that is delivered."""
-        return 0 if keep_first_frames else self.dropped
+    @property
+    def first_frames(self) -> int:
+        """Frames that block 0 gives."""
+        return 1 + self.later_frames if self.image else self.clip_start
 
-    def frames(self, blocks: int, keep_first_frames: bool = False) -> int:
+    @property
+    def clip_start(self) -> int:
+        """Frames of a block that a clip begins with."""
+        return decoded_frames(self.latent_frames, self.latent_frames)
+
+    @property
+    def later_frames(self) -> int:
+        """Frames of every other block."""
+        return 4 * self.latent_frames if self.one_clip else self.clip_start
+
+    def frames(self, blocks: int) -> int:
         """Frames that a video of `blocks` blocks has."""
         if not blocks:
             return 0
-        return self.first_frames - self.delivered_from(keep_first_frames) + (blocks - 1) * self.later_frames
+        begun = sum(cut < blocks for cut in self.cuts)
+        later = (blocks - 1 - begun) * self.later_frames + begun * self.clip_start
+        return self.first_frames - self.dropped + later
 
     def clip(self, blocks: int) -> int:
-        """Latent frames that are decoded as one stream: those of the whole video, or of one block."""
-        return self.latent_frames * (1 if self.first_frames == self.later_frames else blocks)
+        """Latent frames that are decoded as one clip: those of the whole video, or of one block."""
+        return self.latent_frames * (blocks if self.one_clip else 1)
 
-    def seconds(self, blocks: int, keep_first_frames: bool = False) -> float:
-        return self.frames(blocks, keep_first_frames) / self.fps
+    def seconds(self, blocks: int) -> float:
+        return self.frames(blocks) / self.fps
 
-    def blocks_for_frames(self, frames: int, keep_first_frames: bool = False) -> int:
+    def blocks_for_frames(self, frames: int) -> int:
         """The fewest blocks that hold `frames` frames."""
         if frames < 1:
             raise UsageError(f"a video needs at least 1 frame, not {frames}")
-        missing = frames - self.frames(1, keep_first_frames)
-        return 1 + max(0, -(-missing // self.later_frames))
+        missing = frames - self.frames(1)
+        blocks = 1 + max(0, -(-missing // self.later_frames))
+        while self.frames(blocks) < frames:  # cuts make some blocks shorter
+            blocks += 1
+        return blocks
 
-    def blocks_for_seconds(self, seconds: float, keep_first_frames: bool = False) -> int:
+    def blocks_for_seconds(self, seconds: float) -> int:
         """The fewest blocks that last `seconds` seconds."""
         if not (math.isfinite(seconds) and seconds > 0):
             raise UsageError(f"the length must be more than 0 seconds, not {seconds:g}")
         # 1e-9 frames of tolerance: 0.1 s at 30 fps must be 3 frames, not 4.
-        return self.blocks_for_frames(math.ceil(seconds * self.fps - 1e-9), keep_first_frames)
+        return self.blocks_for_frames(math.ceil(seconds * self.fps - 1e-9))
 
     def check_size(self, width: int, height: int) -> None:
         for name, value in (("width", width), ("height", height)):

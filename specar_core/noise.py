@@ -6,10 +6,12 @@ draws are for is the sampler's business.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+Draw = Callable[[int], Tensor]  # the j-th noise tensor of a block
 
 
 def noise(seed: int, block: int, draw: int, shape: Sequence[int]) -> Tensor:

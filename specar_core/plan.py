@@ -16,13 +16,18 @@ import torch
 
 from .backbones.base import Machine, Needs
 from .errors import SpecarError, UsageError
+from .files import require
 from .job import Job
 from .policies import parse
+from .routers import Routed
+from .scorers import SCORERS, unjudged
 from .tensor_files import open_checkpoint
+from .timeline import describe
 
 # 8 bits a pixel come out of x264 at crf 17 as about this many (832x480, moving scenes); noise takes far more.
 VIDEO_BITS_PER_PIXEL = 0.35
-PROCESS_BYTES = 3 << 30  # Python, torch and a CUDA context
+PROCESS_BYTES = 1 << 30  # Python, torch, and the libraries for text and video (0.4 GB)
+CUDA_BYTES = 2 << 30  # what its context takes on the host
 GPU_MARGIN = 1 << 30  # what torch's allocator holds without using it, and the workspaces of libraries
 
 
@@ -48,8 +53,10 @@ class Plan:
             "seconds": job.frames / job.backbone.geometry.fps,
             "width": job.width,
             "height": job.height,
+            "prompts": [cue.to_dict() for cue in job.cues],
             "schedule": job.schedule.to_dict(),
             "forwards": job.forwards,
+            "forwards_at_least": job.at_least.forwards,
             "predicted_seconds": self.seconds,
             "unmeasured": self.unmeasured,
             "gpu_bytes": self.gpu_bytes,
@@ -63,14 +70,19 @@ class Plan:
     def text(self) -> str:
         job, schedule, geometry = self.job, self.job.schedule, self.job.backbone.geometry
         length = job.frames / geometry.fps
-        forwards = ", ".join(f"{role} {count}" for role, count in job.forwards.items())
+        fewest = job.at_least.forwards
+        forwards = ", ".join(
+            f"{role} {count}" if count == fewest[role] else f"{role} {fewest[role]} to {count}"
+            for role, count in job.forwards.items()
+        )
+        targets = f"{'at least ' if job.is_open else ''}{len(job.at_least.schedule.targets)} targets"
         seconds = "unknown: " + str(self.unmeasured) if self.seconds is None else f"{self.seconds} s"
-        roles = "".join("T" if schedule.role(block) == "target" else "d" for block in range(job.blocks))
         lines = [
             f"{job.backbone.title}, {job.width}x{job.height}",
             f"length    {length:.2f} s, {job.frames} frames at {geometry.fps} fps, {job.blocks} blocks",
-            f"schedule  {roles}",
-            f"          {schedule.policy}, {len(schedule.targets)} targets, longest draft run {schedule.max_draft_run}",
+            *(f"prompt    {line}" for line in describe(job.cues, job.geometry) if len(job.cues) > 1),
+            f"schedule  {schedule.strip}",
+            f"          {schedule.policy}, {targets}, longest draft run {schedule.max_draft_run}",
             f"forwards  {forwards}",
             f"time      {seconds}",
             f"memory    {_gigabytes(self.gpu_bytes)} on the GPU, {_gigabytes(self.host_bytes)} on the host",
@@ -93,6 +105,8 @@ def refusal(planned: Plan, machine: Machine, folder: Path) -> str | None:
     folder: where the video is kept while it is made; what an unfinished run left there need not fit once more.
     """
     present = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+    if reason := unjudged(planned.job):
+        return reason
     there = {"host memory": host_memory(), "disk space": free_bytes(folder) + present}
     if machine.device.type == "cuda":
         if machine.precision == "bf16" and torch.cuda.get_device_capability(machine.device) < (8, 0):
@@ -161,8 +175,18 @@ def damaged_files(paths: Mapping[str, Path]) -> list[str]:
     return faults
 
 
+def model_files(job: Job, models: Path, named: Mapping[str, Path]) -> dict[str, Path]:
+    """Each file: shipped, named, or below the folder `models`. SpecarError if one is missing or damaged."""
+    required = require(job.files, models, job.backbone.name, named)
+    if faults := damaged_files(required):
+        raise SpecarError("\n".join(faults))
+    return {**job.backbone.shipped, **required}
+
+
 def plan(job: Job, machine: Machine, missing_files: Sequence[str] = (), damaged_files: Sequence[str] = ()) -> Plan:
     needs = job.backbone.needs(job, machine)
+    if isinstance(job.schedule, Routed):  # judges while both models and the decoder's histories are there
+        needs = replace(needs, rollout={**needs.rollout, "scorer": SCORERS[job.backbone.scorer].device_bytes})
     on_gpu = machine.device.type == "cuda"
     seconds, unmeasured = predict(job, machine)
     geometry = job.backbone.geometry
@@ -175,7 +199,7 @@ def plan(job: Job, machine: Machine, missing_files: Sequence[str] = (), damaged_
         seconds=seconds,
         unmeasured=unmeasured,
         gpu_bytes=needs.peak if on_gpu else 0,
-        host_bytes=PROCESS_BYTES + 4 * frames_bytes + (0 if on_gpu else needs.peak),
+        host_bytes=PROCESS_BYTES + 4 * frames_bytes + (CUDA_BYTES if on_gpu else needs.peak),
         disk_bytes=int(2 * video_bytes) + job.blocks * job.backbone.checkpoint_frames * latent_bytes,
         missing_files=tuple(missing_files),
         damaged_files=tuple(damaged_files),
@@ -200,19 +224,30 @@ def predict(job: Job, machine: Machine) -> tuple[float | None, str | None]:
         return None, f"{backbone.name} was not measured on {name} ({machine.precision})"
     if job.options.get("guidance") == 1:
         return None, "it was measured with guidance, which takes twice the time"
-    row, seconds = found[0], 0.0
+    if job.source and job.source.strength is not None:
+        return None, "following a video was not measured"
+    most = _seconds(job, found[0])
+    if job.is_open:
+        judging = ", judging not counted" if isinstance(job.schedule, Routed) else ""
+        return None, f"settled while it runs: {_seconds(job.at_least, found[0])} to {most} s{judging}"
+    return most, None
+
+
+def _seconds(job: Job, row: Mapping[str, Any]) -> float:
+    seconds = 0.0
     for role, blocks in job.blocks_by_role.items():
         generating = (row[role] - row["decode"]) * job.forwards[role] / row["forwards"][role]
         seconds += generating + blocks * (row["decode"] + row["beside"])
     scale = job.width * job.height / (row["width"] * row["height"])
-    return round(scale * (seconds + row["end"]), 1), None
+    return round(scale * (seconds + row["end"]), 1)
 
 
 def free_bytes(folder: Path) -> int:
     """Free space where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    for place in (folder, *folder.parents):
+        if place.exists():
+            return shutil.disk_usage(place).free
+    raise SpecarError(f"There is no {folder.anchor} for {folder}: choose another folder.")  # a drive of Windows
 
 
 def host_memory(root: Path = Path("/")) -> int:

@@ -5,13 +5,21 @@ asked is either refused (UsageError) or done with a notice that says what no lon
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 
 from .errors import UsageError
+from .routers import Budgeted, Open, Routed, accept_share
 from .schedule import Schedule, spread
 
-SPECS = "spread:K, first, front:K, back:K, random:K@SEED, stride:S, list:0,5,10, max-run:R, target-only, draft-only"
+SPECS = (
+    "spread:K, first, front:K, back:K, random:K@SEED, keyed:K, stride:S, list:0,5,10, max-run:R, "
+    "target-only, draft-only, and settled while it runs: sdvg:TAU, sdvg-quantile:K or :SHARE%, time-budget:SECONDS "
+    "(@R keeps draft runs to R)"
+)
 Notices = list[str]
 
 
@@ -30,6 +38,8 @@ def parse(spec: str, blocks: int) -> tuple[Schedule, Notices]:
         )
     notices: Notices = []
     targets = place(argument, blocks, notices)
+    if isinstance(targets, Open):
+        return replace(targets, policy=spec.strip()), notices
     if blocks and not targets:
         notices.append("no target block: the drafter generates everything, and no limit on draft runs holds")
     elif blocks and targets[0] != 0:
@@ -83,6 +93,23 @@ def _random(argument: str, blocks: int, notices: Notices) -> list[int]:
     return sorted([0, *sorted(range(1, blocks), key=order)[: k - 1]]) if k else []
 
 
+def _keyed(argument: str, blocks: int, notices: Notices) -> list[int]:
+    """Block 0, the marks, and the rest where they make the longest draft run as short as it can be."""
+    budget, _, marks_text = argument.partition("@")
+    k = _budget(budget, blocks, notices)
+    marks = _list(marks_text, blocks, notices) if marks_text else []
+    starts = sorted({0, *marks}) if blocks else []
+    if len(starts) > k:
+        raise UsageError(f"{k} target blocks are too few for block 0 and the marks: it takes {len(starts)}")
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], blocks], strict=True)]
+    counts = [1] * len(starts)
+    for _ in range(k - len(starts)):
+        gaps = [(-(-length // count), Fraction(length, count)) for length, count in zip(lengths, counts, strict=True)]
+        counts[gaps.index(max(gaps))] += 1
+    segments = zip(starts, lengths, counts, strict=True)
+    return [start + i * length // count for start, length, count in segments for i in range(count)]
+
+
 def _stride(argument: str, blocks: int, notices: Notices) -> list[int]:
     return list(range(0, blocks, _whole(argument, "the stride", least=1)))
 
@@ -111,16 +138,74 @@ def _draft_only(argument: str, blocks: int, notices: Notices) -> list[int]:
     return []
 
 
+def _sdvg(argument: str, blocks: int, notices: Notices) -> Open:
+    tau, max_run = _with_run(argument)
+    notices += _open_notices(max_run)
+    return Routed(blocks, _certain(blocks), max_run=max_run, tau=_number(tau, "the least score"))
+
+
+def _sdvg_quantile(argument: str, blocks: int, notices: Notices) -> Open:
+    """K target blocks on average over many videos, or SHARE% drafter blocks; arXiv:2604.17397 caps what it keeps."""
+    wanted, max_run = _with_run(argument)
+    if wanted.endswith("%"):
+        share, cap = _number(wanted[:-1], "the share of drafter blocks") / 100, 0.95
+        if not 0 <= share <= 1:
+            raise UsageError(f"the share of drafter blocks must be from 0% to 100%, not {wanted}")
+    else:
+        share, cap = 1 - _whole(wanted, "the number of target blocks", least=1) / max(1, blocks), 1.0
+    kept = accept_share(max(0.0, share), blocks, 1, cap)
+    notices += _open_notices(max_run)
+    return Routed(blocks, _certain(blocks), max_run=max_run, share=kept)
+
+
+def _time_budget(argument: str, blocks: int, notices: Notices) -> Open:
+    seconds, max_run = _with_run(argument)
+    if not 0 < (budget := _number(seconds, "the time budget")) < math.inf:
+        raise UsageError(f"the time budget must be a number of seconds above 0, not {seconds}")
+    notices.append(f"target blocks as {budget:g} s allow, loading not counted: measured and planned while it runs")
+    if max_run is not None:
+        notices.append(f"draft runs are kept to {max_run} even if that takes longer than {budget:g} s")
+    return Budgeted(blocks, _certain(blocks), max_run=max_run, seconds=budget)
+
+
+def _open_notices(max_run: int | None) -> Notices:
+    judged = "every draft is judged: how many blocks the target generates, and how long it takes, is open"
+    return [judged] if max_run is not None else [judged, "no limit on draft runs holds"]
+
+
+def _certain(blocks: int) -> tuple[int, ...]:
+    return (0,) if blocks else ()
+
+
+def _with_run(argument: str) -> tuple[str, int | None]:
+    value, at, run = argument.partition("@")
+    return value, _whole(run, "the longest draft run") if at else None
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise UsageError(f"{what} must be a number, not '{text}'")
+    return value
+
+
 # name: (does it take a value, where it puts the target blocks)
-_POLICIES: dict[str, tuple[bool, Callable[[str, int, Notices], list[int]]]] = {
+_POLICIES: dict[str, tuple[bool, Callable[[str, int, Notices], list[int] | Open]]] = {
     "spread": (True, _spread),
     "first": (False, _first),
     "front": (True, _front),
     "back": (True, _back),
     "random": (True, _random),
+    "keyed": (True, _keyed),
     "stride": (True, _stride),
     "list": (True, _list),
     "max-run": (True, _max_run),
     "target-only": (False, _target_only),
     "draft-only": (False, _draft_only),
+    "sdvg": (True, _sdvg),
+    "sdvg-quantile": (True, _sdvg_quantile),
+    "time-budget": (True, _time_budget),
 }

@@ -63,8 +63,15 @@ def differences(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> list[s
 def identity(report: Mapping[str, Any]) -> list[Any]:
     """Everything that decides what a video shows, apart from the machine: two reports with equal ones tell of the same
     video."""
-    names = ("backbone", "prompts", "conditioning", "seed", "width", "height", "schedule", "sampling", "options")
-    return [*(report[name] for name in names), [[model["role"], model["digest"]] for model in report["models"]]]
+    names = ("backbone", "prompts", "conditioning", "seed", "width", "height", "sampling", "options")
+    schedule = report["schedule"]
+    if not schedule.get("planned", True):  # what came out is no part of what was asked for
+        schedule = [schedule["policy"], schedule["blocks"]]
+    return [
+        *(report[name] for name in names),
+        schedule,
+        [[model["role"], model["digest"]] for model in report["models"]],
+    ]
 
 
 class Record:
@@ -92,14 +99,15 @@ class Record:
         """Begins with the blocks, as `add` told them, of an earlier run. Timings are those of this run only."""
         self._blocks, self.resumed_at = list(blocks), len(blocks)
 
-    def add(self, result: BlockResult) -> dict[str, Any]:
-        """Returns what the report says of this block."""
+    def add(self, result: BlockResult, told: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (not changed)
+        """Returns what the report says of this block; told: what its policy says of it."""
         block = {
             "index": result.index,
             "role": result.role,
             "seconds": round(result.seconds, 4),
             "forwards": result.forwards,
-            "rejected": 0,
+            "rejected": result.rejected,
+            **told,
         }
         self._blocks.append(block)
         self._timings["rollout"] += result.seconds - result.decode_seconds
@@ -114,14 +122,14 @@ class Record:
             "schema": SCHEMA,
             "version": __version__,
             "backbone": job.backbone.name,
-            "prompts": [{"block": 0, "text": job.prompt}] if self.conditioning is None else None,
+            "prompts": [cue.to_dict() for cue in job.cues] if self.conditioning is None else None,
             "conditioning": self.conditioning,
             "seed": job.seed,
             "width": job.width,
             "height": job.height,
             "fps": job.backbone.geometry.fps,
-            "frames": job.backbone.geometry.frames(len(self._blocks), job.keep_first_frames),
-            "schedule": job.schedule.to_dict(),
+            "frames": job.geometry.frames(len(self._blocks)),
+            "schedule": job.schedule.settled([block["role"] for block in self._blocks]),
             "blocks": list(self._blocks),
             "resumed_at": self.resumed_at,
             "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
@@ -137,6 +145,6 @@ class Record:
                 role: {"steps": list(steps), "guidance": job.backbone.guidance(job, role)}
                 for role, steps in job.steps.items()
             },
-            "options": dict(job.options),
+            "options": job.told_options,
             "models": self.models,
         }

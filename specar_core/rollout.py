@@ -7,23 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .backbones.base import Committed, Context, Pair, Step
+from .backbones.base import Committed, Context, Noise, Pair, Prompts, Step
 from .errors import SpecarError
-from .schedule import Role, Schedule
-
-Prompts = Callable[[int], Tensor]
-Noise = Callable[[int, int], Tensor]
+from .schedule import Policy, Role
 
 
 @dataclass(frozen=True)
 class BlockResult:
     """One committed block: latents [B, C, T, h, w] float32, frames [B, 3, N, H, W] in [-1, 1], both on the device.
 
-    `decode_seconds` is the part of `seconds` that turned latents into frames.
+    `decode_seconds` is the part of `seconds` that turned latents into frames; forwards of the commit are no part of it.
+    `rejected` drafts were made and judged in vain: they are in the times and the forwards, and nowhere else.
     """
 
     index: int
@@ -34,11 +33,38 @@ class BlockResult:
     seconds: float
     decode_seconds: float
     forwards: int
+    rejected: int = 0
+
+
+class Clock:
+    """Moments of a device's work, marked without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """From one mark to another; waits until the device is there."""
+        if not self._on_gpu:
+            return end - start
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+
+def drawn(noise: Noise, first: Tensor | None, block: int, draw: int) -> Tensor:
+    """A block's noise, of which the first draw may be there already."""
+    return noise(block, draw) if draw or first is None else first
 
 
 def rollout(
     pair: Pair,
-    schedule: Schedule,
+    policy: Policy,
     prompts: Prompts,
     noise: Noise,
     *,
@@ -47,10 +73,9 @@ def rollout(
     batch: int = 1,
     resume: Committed | None = None,
     known: Callable[[int], Tensor | None] = lambda block: None,
-    keep_first_frames: bool = False,
     on_step: Callable[[int, Step], None] = lambda block, step: None,
 ) -> Iterator[BlockResult]:
-    """Generate the blocks of `schedule`, one after another.
+    """Generate the blocks of a schedule, or of another policy, one after another.
 
     prompts(b): text embeddings [B, L, D] of block b, and where a model is guided the negative prompts' behind them;
     noise(b, j): its j-th noise tensor [B, C, T, h, w]. resume: what an earlier run committed, and which is not yielded
@@ -58,37 +83,51 @@ def rollout(
     on_step(b, step) is called after every forward and every decoded latent frame; raising in it ends the rollout, and
     the blocks that were yielded stay good.
     """
-    block, forwards = 0, 0
+    block, forwards, clock = resume.blocks if resume else 0, 0, Clock(pair.device)
+    decoded = clock.mark()
 
     def count(step: Step) -> None:
-        nonlocal forwards
-        forwards += step.kind != "decode"
+        nonlocal forwards, decoded
+        if step.kind == "decode":
+            decoded = clock.mark()
+        else:
+            forwards += 1
         on_step(block, step)
 
     with pair.lease(height, width, batch, count) as run:
         context = run.begin() if resume is None else run.restore(resume)
-        for block in range(context.blocks, schedule.blocks):
-            started, forwards = time.perf_counter(), 0
-            role, prompt = schedule.role(block), prompts(block)
-            if (found := known(block)) is not None:
-                latents = found.to(pair.device)
-            else:
-                latents = run.generate(role, context, prompt, partial(noise, block))
-            if not torch.isfinite(latents).all():
-                raise SpecarError(
-                    f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
-                    f"the blocks before it are good. Try another precision or attention back end."
-                )
-            generated = time.perf_counter()
-            frames, context = run.commit(context, latents, prompt)
-            if not torch.isfinite(frames).all():
-                raise SpecarError(
-                    f"block {block} was decoded to NaN, though its latents are finite ({pair.describe()}); the blocks "
-                    f"before it are good. Try another VAE file, or --precision fp32."
-                )
-            if frames.is_cuda:
-                torch.cuda.synchronize(frames.device)
-            ended = time.perf_counter()
+        first: Tensor | None = None
+        for block in range(context.blocks, policy.blocks):
+            started, forwards, decode_seconds, rejected = time.perf_counter(), 0, 0.0, 0
+            role, prompt, found = policy.role(block), prompts(block), known(block)
+            if block in pair.geometry.cuts:
+                context = run.begin(block)
+            while True:
+                if found is not None:
+                    latents = found.to(pair.device)
+                else:
+                    latents = run.generate(role, context, prompt, partial(drawn, noise, first, block))
+                generated = decoded = clock.mark()
+                frames, advanced = run.commit(context, latents, prompt)
+                finite = [torch.isfinite(value).all() for value in (latents, frames)]
+                following = noise(block + 1, 0) if block + 1 < policy.blocks else None  # while the device is busy
+                if not finite[0]:  # the first wait for the device in this block
+                    raise SpecarError(
+                        f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
+                        f"the blocks before it are good. Try another precision or attention back end."
+                    )
+                if not finite[1]:
+                    raise SpecarError(
+                        f"block {block} was decoded to NaN, though its latents are finite ({pair.describe()}); the "
+                        f"blocks before it are good. Try another VAE file, or --precision fp32."
+                    )
+                decode_seconds += clock.seconds(generated, decoded)
+                if role == "target" or policy.accepts(block, frames):
+                    break
+                role, rejected = "target", rejected + 1
+                del latents, frames, advanced  # of the draft: memory for the target
+            context, first = advanced, following
+            seconds = time.perf_counter() - started
             if block == 0:
-                frames = frames[:, :, pair.geometry.delivered_from(keep_first_frames) :]
-            yield BlockResult(block, role, latents, frames, context, ended - started, ended - generated, forwards)
+                frames = frames[:, :, pair.geometry.dropped :]
+            yield BlockResult(block, role, latents, frames, context, seconds, decode_seconds, forwards, rejected)

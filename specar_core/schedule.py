@@ -7,10 +7,29 @@ less: its k gaps sum to H, so one of them is at least ceil(H/k) blocks long, its
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Role = Literal["target", "drafter"]
+
+
+class Policy(Protocol):
+    """Answers, for one block after another, which model generates it and whether its draft is good enough."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    def role(self, block: int) -> Role: ...
+
+    def accepts(self, block: int, frames: Any) -> bool:
+        """Whether the draft, decoded to frames [B, 3, N, H, W] in [-1, 1], is kept; if not, the target generates the
+        block. Block 0 has its dropped frames still."""
+        ...
+
+    def told(self, block: int) -> dict[str, Any]:
+        """What the report says of a committed block beside its role."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,12 @@ class Schedule:
         place = bisect_left(self.targets, block)  # an hour of video has a thousand target blocks
         return "target" if place < len(self.targets) and self.targets[place] == block else "drafter"
 
+    def accepts(self, block: int, frames: Any) -> bool:
+        return True
+
+    def told(self, block: int) -> dict[str, Any]:
+        return {}
+
     @property
     def draft_runs(self) -> tuple[int, ...]:
         """Lengths of the runs of consecutive drafter blocks, in order."""
@@ -42,6 +67,11 @@ class Schedule:
     def max_draft_run(self) -> int:
         return max(self.draft_runs, default=0)
 
+    @property
+    def strip(self) -> str:
+        """A letter for each block: T for the target's, d for a draft."""
+        return "".join("T" if self.role(block) == "target" else "d" for block in range(self.blocks))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "blocks": self.blocks,
@@ -50,6 +80,10 @@ class Schedule:
             "max_draft_run": self.max_draft_run,
             "policy": self.policy,
         }
+
+    def settled(self, roles: Sequence[Role]) -> dict[str, Any]:
+        """`to_dict`, when these are the roles of the blocks so far."""
+        return self.to_dict()
 
 
 def spread(blocks: int, k: int) -> Schedule:

@@ -24,6 +24,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
+from .audio import Track, has_sound
 from .errors import SpecarError, UsageError
 
 log = logging.getLogger("specar")
@@ -43,10 +44,21 @@ def unfinished(folder: Path) -> UsageError:
     return UsageError(f"{folder} holds an unfinished video: {todo}.")
 
 
+def keep(*paths: Path) -> None:
+    """UsageError if one of these files is there already."""
+    for path in paths:
+        if path.exists():
+            raise UsageError(f"{path} exists; choose another name, or overwrite it with --overwrite.")
+
+
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
     """[B, 3, T, H, W] in [-1, 1] on any device -> uint8 [B, T, H, W, 3] on the CPU; rounded and clamped."""
     levels = frames.float().add(1).mul_(127.5).round_().clamp_(0, 255)  # float32: bf16 cannot hold 256 levels
-    return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
+    found = levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
+    if not found.is_cuda:
+        return found
+    # Pinned memory is reached ten times as fast, and torch keeps it for the next block.
+    return torch.empty_like(found, device="cpu", pin_memory=True).copy_(found)
 
 
 class VideoWriter:
@@ -57,7 +69,7 @@ class VideoWriter:
 
     `folder` holds the segments, by default FILE.run beside FILE.mp4; what an unfinished run leaves is called like it,
     FILE.partial.mp4. `keep_blocks` continues an earlier run: whole segments within its first `keep_blocks` blocks are
-    kept, and blocks are added from `blocks_done` on. None starts anew.
+    kept, and blocks are added from `blocks_done` on. None starts anew. audio: a video file whose sound is taken.
 
     Raises UsageError for a path that must not be written, SpecarError for one that cannot.
     """
@@ -75,6 +87,7 @@ class VideoWriter:
         folder: str | Path | None = None,
         keep_blocks: int | None = None,
         overwrite: bool = False,
+        audio: Path | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         self.folder = Path(folder).absolute() if folder else self.path.with_suffix(".run")
@@ -85,11 +98,12 @@ class VideoWriter:
         self._queue_blocks = queue_blocks
         self._continues = keep_blocks is not None
         self._overwrite = overwrite
+        self._audio = audio
 
         self._check_target()
         self._finished = self._open_folder((keep_blocks or 0) // blocks_per_segment)
         self._segment: _Segment | None = None
-        self._broken = self._closed = False
+        self._broken = self._ended = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-encode")
         self._pending: deque[Future[None]] = deque()
         if width % 2 or height % 2:
@@ -113,14 +127,23 @@ class VideoWriter:
             self._pending.popleft()
         self._pending.append(self._worker.submit(self._encode, frames.numpy()))
 
+    def close(self) -> None:
+        """Encodes what is queued and takes no more blocks. Then `encode_seconds` is whole: the rest is copied."""
+        self._worker.shutdown()
+        if self._segment is not None and self._segment.blocks and not self._segment.data:
+            started = time.perf_counter()
+            self._segment.close()  # x264 holds back some dozens of frames
+            self.encode_seconds += time.perf_counter() - started
+
     def finish(self, metadata: Mapping[str, str]) -> Path:
         """Joins everything into FILE.mp4 with `metadata` (key to text) and removes the segments."""
+        self.close()
         for block in self._pending:
             block.result()
         if self.path.exists() and not self._overwrite:
             raise SpecarError(f"{self.path} appeared while this video was made, and is not overwritten.")
-        _join(self._sources(), self.path, self._fps, metadata)
-        self._close()
+        _join(self._sources(), self.path, self._fps, metadata, self._audio)
+        self._ended = True
         with contextlib.suppress(OSError):  # the video is whole; what cannot be removed does no harm
             if self._continues or self._overwrite:
                 self.partial_path.unlink(missing_ok=True)
@@ -135,11 +158,12 @@ class VideoWriter:
         The segments stay, for a run that continues. On a full disk they are all that stays: that is logged, and
         None returned.
         """
-        self._close()
+        self.close()
+        self._ended = True
         try:
             sources = self._sources()
             if sources:
-                _join(sources, self.partial_path, self._fps, metadata or {})
+                _join(sources, self.partial_path, self._fps, metadata or {}, self._audio)
         except SpecarError as error:
             log.error("%s The finished parts are in %s", error, self.folder)
             return None
@@ -151,7 +175,7 @@ class VideoWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not self._closed and (partial := self.abort()):
+        if not self._ended and (partial := self.abort()):
             log.warning("The finished blocks are in %s", partial)
 
     def _check_target(self) -> None:
@@ -161,8 +185,12 @@ class VideoWriter:
             raise UsageError(f"{self.path} is a folder; add a file name ending in .mp4.")
         if self.path.suffix.lower() != ".mp4":
             raise UsageError(f"{self.path} does not end in .mp4, the only format written here.")
-        if self.path.exists() and not self._overwrite:
-            raise UsageError(f"{self.path} exists; choose another name, or overwrite it with --overwrite.")
+        if not self._overwrite:
+            keep(self.path)
+            if not self._continues:
+                if any(self.folder.glob("segment-*.mp4")):
+                    raise unfinished(self.folder)
+                keep(self.partial_path)
         try:
             av.codec.Codec("libx264", "w")
         except ValueError as error:
@@ -180,8 +208,6 @@ class VideoWriter:
             while kept < most and _is_whole(self._segment_path(kept)):
                 kept += 1
             rest = set(self.folder.glob("segment-*.mp4")) - {self._segment_path(index) for index in range(kept)}
-            if rest and not self._continues and not self._overwrite:
-                raise unfinished(self.folder)
             for segment in rest:
                 segment.unlink()
         except OSError as error:
@@ -220,10 +246,6 @@ class VideoWriter:
             sources.append(io.BytesIO(self._segment.close()))
         return sources
 
-    def _close(self) -> None:
-        self._closed = True
-        self._worker.shutdown()
-
 
 class _Segment:
     """Some blocks as an mp4 of their own, in memory (a few megabytes) until it is whole."""
@@ -233,7 +255,7 @@ class _Segment:
 
         self.blocks = 0
         self._frames, self._tick = 0, 1 / fps
-        self._data = b""
+        self.data = b""
         self._file = io.BytesIO()
         self._container = av.open(self._file, "w", format="mp4")
         self._stream = self._container.add_stream("libx264", rate=fps, options={"crf": str(crf), **X264_OPTIONS})
@@ -264,14 +286,16 @@ class _Segment:
         self.blocks += 1
 
     def close(self) -> bytes:
-        if not self._data:
+        if not self.data:
             self._container.mux(self._stream.encode())
             self._container.close()
-            self._data = self._file.getvalue()
-        return self._data
+            self.data = self._file.getvalue()
+        return self.data
 
 
-def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, metadata: Mapping[str, str]) -> None:
+def _join(
+    sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, metadata: Mapping[str, str], audio: Path | None
+) -> None:
     """Copies the packets of all sources into one file, one frame after another, and renames it to `target`."""
     import av
 
@@ -284,13 +308,14 @@ def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, met
     ):
         # Text from outside may hold halves of surrogate pairs, which UTF-8 has no bytes for.
         output.metadata.update({key: text.encode("utf-8", "replace").decode() for key, text in metadata.items()})
-        stream, headers, count = None, None, 0
+        stream, headers, track, count = None, None, None, 0
         for source in sources:
             with av.open(source, "r") as segment:
                 video = segment.streams.video[0]
                 if stream is None:
                     stream = output.add_stream_from_template(video, opaque=True)
                     headers = video.codec_context.extradata
+                    track = Track(output, audio) if audio and has_sound(audio) else None
                 if video.codec_context.extradata != headers:
                     raise SpecarError(f"{source} was encoded in another way than the segments before it.")
                 start = count
@@ -303,6 +328,10 @@ def _join(sources: Sequence[Path | io.BytesIO], target: Path, fps: Fraction, met
                     packet.stream = stream
                     output.mux(packet)
                     count += 1
+                    if track:
+                        output.mux(list(track.until(count / fps)))
+        if track:
+            output.mux(list(track.end()))
 
 
 @contextlib.contextmanager

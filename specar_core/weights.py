@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import SpecarError, UsageError
+from .models.low_precision import Fp8Linear
 from .tensor_files import Checkpoint, open_checkpoint, some
 
 # ------------------------------------------------------------------------------------------------- names
@@ -114,6 +116,7 @@ def identify(checkpoint: Checkpoint) -> Identity:
 
 # ----------------------------------------------------------------------------------------------- loading
 
+LOADERS = 4  # threads that bring weights to a GPU
 # Left over on purpose: buffers that some exports carry and that are computed here, ComfyUI's tokenizer, and what
 # belongs to fp8 weights besides their scale.
 _HARMLESS = frozenset({"mean", "std", "freqs", "spiece_model", "scaled_fp8"})
@@ -136,8 +139,10 @@ def load_into(
     what did not match before anything is assigned. Tensors with one of `keep_fp32` as a part of their dotted name
     become float32 instead of `dtype`. `progress(bytes done, bytes in all)` may raise to abort.
 
-    Host memory: mapped pages belong to the file. Towards another device at most one tensor exists as a copy at a time;
-    on the CPU a tensor that is in `dtype` already stays mapped, and a cast one costs its own size, being the result.
+    Layers in fp8 quantise their weights as these come, so that the network is never there in `dtype`.
+
+    Host memory: mapped pages belong to the file. Towards another device there are no copies but the driver's own; on
+    the CPU a tensor that is in `dtype` already stays mapped, and a cast one costs its own size, being the result.
     """
     stored = canonical_names(checkpoint.names, rename)
     wanted = module.state_dict(keep_vars=True)
@@ -146,19 +151,39 @@ def load_into(
         slots[id(tensor)].append(name)
     _check_fit(module, checkpoint, wanted, slots.values(), stored)
 
-    keep, done = set(keep_fp32), 0
-    for names in slots.values():
+    keep = set(keep_fp32)
+
+    def load(names: list[str]) -> int:
         name = next(name for name in names if name in stored)
         tensor = dequantised(checkpoint, stored[name], device)
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and not in_fp8(module, name):
             tensor = tensor.to(torch.float32 if keep & set(name.split(".")) else dtype)
         value = nn.Parameter(tensor, requires_grad=False) if isinstance(wanted[name], nn.Parameter) else tensor
         for slot in names:
             owner, _, leaf = slot.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, value)
-        done += checkpoint.names[stored[name]].bytes
-        if progress:
-            progress(done, checkpoint.bytes)
+            if layer := in_fp8(module, slot):
+                layer.load(tensor)
+            else:
+                setattr(module.get_submodule(owner), leaf, value)
+        return checkpoint.names[stored[name]].bytes
+
+    done = 0
+    # One thread maps pages while another waits for the bus.
+    with ThreadPoolExecutor(LOADERS if torch.device(device).type == "cuda" else 1) as pool:
+        try:
+            for size in pool.map(load, slots.values()):
+                done += size
+                if progress:
+                    progress(done, checkpoint.bytes)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_fp8(module: nn.Module, name: str) -> Fp8Linear | None:
+    """The layer that keeps the weight of this name in fp8, if one does."""
+    owner, _, leaf = name.rpartition(".")
+    layer = module.get_submodule(owner)
+    return layer if leaf == "weight" and isinstance(layer, Fp8Linear) else None
 
 
 def dequantised(checkpoint: Checkpoint, name: str, device: torch.device | str) -> Tensor:

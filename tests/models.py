@@ -2,12 +2,10 @@
 
 from conftest import golden, weights
 
+from specar_core.backbones.causal_wan import GEOMETRY as KREA_GEOMETRY
 from specar_core.backbones.session import SessionPair
-from specar_core.geometry import Geometry
 from specar_core.models.vae import VaeConfig, WanVAE
 from specar_core.models.wan import CausalWan, WanConfig
-
-KREA_GEOMETRY = Geometry(fps=16, latent_frames=3, first_frames=9, later_frames=12, dropped=3, size_multiple=16)
 
 
 def shapes(state):

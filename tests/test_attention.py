@@ -84,3 +84,22 @@ def test_a_missing_or_broken_package_is_absent_R42(monkeypatch, broken):
     for load in (attention._flash3, attention._flash2, attention._sage):
         with pytest.raises(Absent, match="cannot be imported"):
             load()
+
+
+@pytest.mark.parametrize("words", ["no network\nand how to set a proxy", ""])
+def test_a_kernel_that_cannot_be_fetched_is_absent_whatever_the_error(monkeypatch, words):
+    """The package's HTTP client has errors of its own, which are neither OSError nor ConnectionError."""
+
+    class ConnectError(Exception):
+        pass
+
+    def get_kernel(*_, **__):
+        raise ConnectError(words)
+
+    kernels = types.ModuleType("kernels")
+    kernels.get_kernel = get_kernel
+    monkeypatch.setitem(sys.modules, "kernels", kernels)
+    for missing in ("flash_attn_interface", "fa3_fwd_interface"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(Absent, match=f"no FlashAttention 3: {words[:10] or 'ConnectError'}.*$"):
+        attention._flash3()

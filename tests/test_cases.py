@@ -73,7 +73,7 @@ def vae(residual_blocks: int = 2) -> WanVAE:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
 def test_2000_blocks_in_flat_memory_and_constant_time_R35_R13b():
     """Of one latent frame each, so that the drafter's rolling cache passes row 1,024, where tables of angles end."""
-    one = Geometry(fps=16, latent_frames=1, first_frames=1, later_frames=4, dropped=0, size_multiple=16)
+    one = Geometry(fps=16, latent_frames=1, size_multiple=16)
     pair = golden_pair(
         drafter="krea/sf_rollout_global",
         geometry=one,

@@ -1,12 +1,15 @@
 """The command line as a user meets it: real files, exit codes, one-line errors, nothing half written."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -14,9 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from specar_core import generate, video
+from specar_core.backbones import base
 from specar_core.backbones.tiny import TINY
 from specar_core.cli import app
+from specar_core.models import attention, compiled
+from specar_core.models.wan import sdpa
+from specar_core.video import VideoWriter
 
+ROOT = Path(__file__).parents[1]
 TINY_VIDEO = ["generate", "--backbone", "tiny", "--prompt", "a red ball", "--width", "48", "--height", "32"]
 
 
@@ -86,6 +95,40 @@ def test_json_on_standard_output(here):
     assert json.loads(result.stdout) == json.loads(Path("specar.json").read_text())
 
 
+def test_encoding_is_over_when_the_report_tells_how_long_it_took(here, monkeypatch):
+    """On a clock that ticks when it is looked at: five blocks, and what x264 held back of the last segment."""
+    writers = []
+
+    class Writer(VideoWriter):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            writers.append(self)
+
+    monkeypatch.setattr(generate, "VideoWriter", Writer)
+    monkeypatch.setattr(video, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    assert specar(*TINY_VIDEO, "--blocks", 5).exit_code == 0
+    assert json.loads(Path("specar.json").read_text())["timings"]["encode"] == writers[0].encode_seconds == 6
+
+
+def test_a_console_of_few_characters(here):
+    prompt = "a red ball \u89c6 \U0001f98a \xe9"
+    command = [sys.executable, "-m", "specar_core.cli", *TINY_VIDEO[:3], "--prompt", prompt, "--blocks", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "cp1252", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([*command, "--out", "\u89c6.mp4"], env=environment, capture_output=True)
+    assert (run.returncode, run.stdout.strip()) == (0, b"\\u89c6.mp4"), run.stderr
+    assert b"does not know: \xe9, \\u89c6" in run.stderr
+    assert json.loads(Path("\u89c6.json").read_text("utf-8"))["prompts"][0]["text"] == prompt
+
+
+def test_the_lines_of_the_readme_run(here):
+    (lines,) = re.findall(r"## As a library\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert [line.split()[1] for line in run.stdout.splitlines()] == ["target", "drafter", "target", "drafter"]
+    assert len(frames_of("ball.mp4")) == 42
+
+
 def test_rolling_context_for_the_drafter(here):
     assert specar(*TINY_VIDEO, "--blocks", 3, "--drafter-context", "rolling:9:1").exit_code == 0
     report = json.loads(Path("specar.json").read_text())
@@ -94,17 +137,103 @@ def test_rolling_context_for_the_drafter(here):
     assert sum(plan["forwards"].values()) == sum(block["forwards"] for block in report["blocks"])
 
 
-def test_an_existing_video_is_kept(here):
-    Path("t.mp4").write_bytes(b"mine")
-    refused(2, "exists", *TINY_VIDEO, "--blocks", 1, "--out", "t.mp4")
-    assert Path("t.mp4").read_bytes() == b"mine"
+@pytest.mark.parametrize("name", ["t.mp4", "t.json", "t.partial.mp4", "t.partial.json"])
+def test_an_existing_file_is_kept(here, name):
+    Path(name).write_bytes(b"mine")
+    refused(2, f"{name} exists", *TINY_VIDEO, "--blocks", 1, "--out", "t.mp4")
+    assert Path(name).read_bytes() == b"mine" and os.listdir(here) == [name]
     assert specar(*TINY_VIDEO, "--blocks", 1, "--out", "t.mp4", "--overwrite").exit_code == 0
-    assert len(frames_of("t.mp4")) == 6
+    assert len(frames_of("t.mp4")) == 6 and sorted(os.listdir(here)) == ["t.json", "t.mp4"]
+
+
+LONG = [*TINY_VIDEO, "--blocks", 5, "--schedule", "first"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The frames of a video for the options below to be compared with, and what its report says."""
+    return video_with(tmp_path_factory.mktemp("plain") / "t.mp4")
+
+
+def video_with(out, *options):
+    assert specar(*LONG, *options, "--out", out).exit_code == 0
+    return frames_of(out), json.loads(out.with_suffix(".json").read_text())
+
+
+@pytest.mark.parametrize(
+    "options, told, value",
+    [
+        (["--seed", 1], ("seed",), 1),
+        (["--anchor-first-latent"], ("options", "anchor_first_latent"), True),
+        (["--drafter-context", "rolling:9"], ("options", "drafter_context"), "rolling:9"),
+        (["--terminal-step"], ("options", "terminal_step"), True),
+        (["--steps", "drafter=1000,500"], ("sampling", "drafter", "steps"), [1000, 500]),
+        (["--precision", "bf16"], ("environment", "precision"), "bf16"),
+        (["--attention", "nearly"], ("environment", "attention"), "nearly"),
+    ],
+)
+def test_an_option_changes_the_video_and_the_report(plain, tmp_path, monkeypatch, options, told, value):
+    nearly = attention.Backend("nearly", None, None, lambda: lambda q, k, v: 0.99 * sdpa(q, k, v))
+    monkeypatch.setattr(attention, "BACKENDS", (*attention.BACKENDS, nearly))
+    monkeypatch.setattr(attention, "NAMES", (*attention.NAMES, "nearly"))
+    monkeypatch.setattr(attention, "FEW_KEYS", 0)
+    frames, report = video_with(tmp_path / "t.mp4", *options)
+    before = plain[1]
+    for key in told:
+        before, report = before[key], report[key]
+    assert report == value != before
+    assert any((x != y).any() for x, y in zip(frames, plain[0], strict=True))
+
+
+def test_sink_frames_change_what_comes_after_the_window(tmp_path):
+    without, _ = video_with(tmp_path / "a.mp4", "--drafter-context", "rolling:9")
+    sunk, _ = video_with(tmp_path / "b.mp4", "--drafter-context", "rolling:9:3")
+    same = [bool((x == y).all()) for x, y in zip(without, sunk, strict=True)]
+    assert all(same[:30]) and not any(same[42:])  # the window is full with the third block
+
+
+@pytest.mark.parametrize("reason, count", [(None, 2), ("no C++ compiler", 0)])
+def test_compile_compiles_both_models_and_is_recorded(plain, tmp_path, monkeypatch, reason, count):
+    """As far as the command line goes: to compile them takes two minutes on a CPU."""
+    networks = []
+    monkeypatch.setattr(base, "compile_blocks", networks.append)
+    monkeypatch.setattr(compiled, "no_compiler", lambda device: reason)
+    _, report = video_with(tmp_path / "t.mp4", "--compile")
+    assert len(networks) == count and report["environment"]["compile"] == bool(count)
+    assert not plain[1]["environment"]["compile"]
+
+
+REPORT = (  # design.md, section 8
+    "schema version backbone prompts conditioning seed width height fps frames schedule blocks timings peak_gpu_bytes "
+    "environment sampling options models"
+)
+
+
+def test_a_report_has_every_key(plain):
+    _, report = plain
+    assert set(REPORT.split()) <= report.keys()
+    assert set(report["schedule"]) >= {"blocks", "targets", "draft_runs", "max_draft_run", "policy"}
+    assert all(block.keys() >= {"index", "role", "seconds", "forwards", "rejected"} for block in report["blocks"])
+    assert report["timings"].keys() == {"load", "text", "rollout", "decode", "encode", "total"}
+    assert all(seconds > 0 for seconds in report["timings"].values())
+    assert report["environment"].keys() >= {"device", "torch", "attention", "precision"}
+    assert {role: set(sampling) for role, sampling in report["sampling"].items()} == {
+        "target": {"steps", "guidance"},
+        "drafter": {"steps", "guidance"},
+    }
+    options = {"terminal_step", "anchor_first_latent", "keep_first_frames", "drafter_context"}
+    assert report["options"].keys() >= options
+    assert all(model.keys() == {"role", "file", "bytes", "digest"} for model in report["models"])
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
+        (["--width", "0"], "width 0 is too small; the least is 16"),
+        (["--schedule", ""], "unknown schedule ''"),
+        (["--frobnicate"], "No such option: --frobnicate"),
+        (["--blocks", "few"], "Invalid value for '--blocks'"),
+        (["--out"], "requires an argument"),
         (["--width", "50"], "width 50 is not a multiple of 16; use 48 or 64"),
         (["--seconds", "0"], "more than 0 seconds, not 0"),
         (["--seconds", "-3"], "more than 0 seconds, not -3"),
@@ -135,8 +264,10 @@ def test_wrong_usage(here, options, words):
     assert list(here.iterdir()) == []
 
 
-def test_unknown_option_and_missing_prompt(here):
-    assert specar("generate", "--frobnicate").exit_code == 2
+def test_missing_parts(here):
+    assert specar().exit_code == 2
+    refused(2, "No such command 'frob'; see `specar --help`", "frob")
+    refused(2, "Missing option '--blocks'; see `specar schedule --help`", "schedule")
     refused(2, "what should the video show?", "generate", "--backbone", "tiny")
 
 
@@ -192,6 +323,10 @@ def test_wrong_model_for_the_role_R19(here):
     refused(1, "cannot be the target: it is a Wan 2.1 VAE", *TINY_VIDEO, "--target", shipped["vae"])
     refused(1, "cannot be the VAE", *TINY_VIDEO, "--vae", shipped["target"])
     refused(1, "not the tiny pair's text encoder", *TINY_VIDEO, "--text-encoder", shipped["vae"])
+    for config in ("{", "[]", "{}", '{"text": {}}', '{"text": {"words": 3, "length": 8, "dim": 16}}'):
+        save_file({"x": torch.zeros(1)}, "other.safetensors", {"config": config})
+        refused(1, "not the tiny pair's text encoder", *TINY_VIDEO, "--text-encoder", "other.safetensors")
+    Path("other.safetensors").unlink()
     refused(2, "no drafter at gone.safetensors", *TINY_VIDEO, "--drafter", "gone.safetensors")
     assert [path.name for path in here.iterdir()] == []
 
@@ -221,7 +356,7 @@ def test_nan_in_a_block_keeps_the_blocks_before_it(here):
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_keeps_the_finished_blocks(here, kind):
     command = [sys.executable, "-m", "specar_core.cli", *TINY_VIDEO, "--blocks", "500", "--out", "t.mp4"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(here.glob("t.run/segment-*.mp4")) and time.monotonic() < deadline:

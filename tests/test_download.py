@@ -134,14 +134,15 @@ def test_a_file_lands_under_its_name_and_is_not_fetched_again(hub, tmp_path, mon
     (models := tmp_path / "\u0432\u0438\u0434\u0435\u043e \u00e9").mkdir()
     path = models / "vae" / "vae.safetensors"
 
-    def progress(p):
-        assert p.stage == "checking" or p.done == os.path.getsize(f"{path}.part")
-        seen.append((p.stage, p.done, p.total))
+    def progress(what, done, total):
+        assert what.startswith("checking") or done == os.path.getsize(f"{path}.part")
+        seen.append((what, done, total))
 
     assert fetch(models, progress=progress) == [path]
     assert path.read_bytes() == CONTENT and os.listdir(path.parent) == [path.name]
-    assert seen == sorted(seen, key=lambda s: (s[0] == "checking", s[1]))
-    assert seen[-1] == ("checking", len(CONTENT), len(CONTENT)) and seen.count(seen[-1]) == 1
+    assert {what for what, _, _ in seen} == {"downloading vae.safetensors", "checking vae.safetensors"}
+    assert seen == sorted(seen, key=lambda s: (s[0].startswith("checking"), s[1]))
+    assert seen[-1] == ("checking vae.safetensors", len(CONTENT), len(CONTENT)) and seen.count(seen[-1]) == 1
     monkeypatch.setattr(socket, "socket", None)  # no network from here on
     assert fetch(models) == [path]
 
@@ -394,8 +395,8 @@ def test_a_mangled_token_is_not_repeated_in_the_message(hub, tmp_path, monkeypat
 
 
 def test_an_exception_in_progress_keeps_what_has_arrived(hub, tmp_path):
-    def stop(progress):
-        if progress.done > 1_000_000:
+    def stop(what, done, total):
+        if done > 1_000_000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -408,7 +409,7 @@ def test_an_exception_in_progress_keeps_what_has_arrived(hub, tmp_path):
 
 def test_cancelling_R67(hub, tmp_path):
     cancel = threading.Event()
-    message = refused(tmp_path, progress=lambda _: cancel.set(), cancel=cancel)
+    message = refused(tmp_path, progress=lambda *_: cancel.set(), cancel=cancel)
     assert message.startswith("Download cancelled; ") and part(tmp_path, b"").exists()
 
 
@@ -428,7 +429,7 @@ def test_ctrl_c_during_a_stall(hub, tmp_path):
         from pathlib import Path
         from test_download import FILE
         from specar_core.download import download
-        tell = lambda p: print(p.done, flush=True) if p.done >= 2_000_000 else None
+        tell = lambda what, done, total: print(done, flush=True) if done >= 2_000_000 else None
         download([FILE], Path({str(tmp_path)!r}), progress=tell)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]

@@ -49,3 +49,12 @@ def test_what_is_left_is_told_once_both_models_ran():
     assert forecast.left(3) == 6 * 2.0 + 8.0
     assert forecast.left(10) == 0
     assert forecast.step(3, STEP).endswith(", 20 s left")
+
+
+def test_what_is_left_is_known_without_a_walk_over_all_blocks(monkeypatch):
+    job, _ = resolve(KREA, blocks=1_000_000, k=1000)
+    forecast = Forecast(job)
+    for role in ("target", "drafter"):
+        forecast.learn(block(0, role, 2.0))
+    monkeypatch.setattr(type(job.schedule), "role", None)
+    assert forecast.left(500_000) == 1_000_000.0

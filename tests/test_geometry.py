@@ -1,16 +1,17 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import KREA_GEOMETRY as KREA
 
+from specar_core.backbones.causal_wan import GEOMETRY as KREA
+from specar_core.backbones.helios_pair import GEOMETRY as HELIOS
 from specar_core.errors import UsageError
-from specar_core.geometry import Geometry
-
-HELIOS = Geometry(fps=24, latent_frames=9, first_frames=33, later_frames=33, dropped=0, size_multiple=64)
 
 
 def test_published_counts():
-    assert (KREA.frames(36), KREA.frames(36, keep_first_frames=True)) == (426, 429)
+    assert (KREA.frames(36), replace(KREA, dropped=0).frames(36)) == (426, 429)
+    assert (KREA.first_frames, KREA.later_frames, HELIOS.first_frames, HELIOS.later_frames) == (9, 12, 33, 33)
     assert KREA.seconds(36) == 26.625
     assert [KREA.frames(blocks) for blocks in range(4)] == [0, 6, 18, 30]
     assert (HELIOS.frames(22), HELIOS.frames(44)) == (726, 1452)
@@ -18,9 +19,10 @@ def test_published_counts():
 
 @given(st.sampled_from([KREA, HELIOS]), st.integers(1, 100_000), st.booleans())
 def test_fewest_blocks_that_hold_the_frames_R18(geometry, frames, keep):
-    blocks = geometry.blocks_for_frames(frames, keep)
-    assert geometry.frames(blocks, keep) >= frames
-    assert blocks == 1 or geometry.frames(blocks - 1, keep) < frames
+    geometry = replace(geometry, dropped=0) if keep else geometry
+    blocks = geometry.blocks_for_frames(frames)
+    assert geometry.frames(blocks) >= frames
+    assert blocks == 1 or geometry.frames(blocks - 1) < frames
 
 
 @given(st.sampled_from([KREA, HELIOS]), st.integers(1, 5000))

@@ -3,12 +3,16 @@
 import pytest
 import torch
 from conftest import assert_close, golden
-from models import golden_pair, golden_vae
+from models import golden_pair, golden_transformer, golden_vae
 from test_session import play
+from test_wan import PROMPT, TOKENS, noise
 
+from specar_core.models import rowwise
 from specar_core.models.attention import BACKENDS, Absent, choose, probe, self_test
 from specar_core.models.compiled import compile_blocks
+from specar_core.models.low_precision import Fp8Linear, quantised, unavailable
 from specar_core.models.vae import kernels
+from specar_core.models.wan import KeyValueCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -39,17 +43,73 @@ def test_vae(dtype, tolerance):
     assert_close(vae.encode(tensors["pixels_in"].cuda())[0].cpu(), tensors["encode_9frames"], tolerance)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_session(compiled):
+@pytest.mark.parametrize("how", ["as loaded", "joined and recorded", "compiled"])
+def test_session(how):
     tensors, meta = golden("krea/krea_session_default4_sfvae")
     pair = golden_pair(steps=tensors["denoising_steps"].tolist(), vae=golden_vae().cuda().arrange())
     for model in pair.models.values():
         model.cuda()
-    if compiled:
+    if how == "compiled":
         compile_blocks(pair.models["target"])
+    elif how == "joined and recorded":
+        pair.models["target"].join()
     tensors = {name: value.cuda() for name, value in tensors.items()}
     latents = torch.cat([r.result.latents for r in play(pair, tensors, 5, 3)], dim=2).cpu()
     assert_close(latents.transpose(1, 2), tensors["latents"].cpu(), 1e-3)
+
+
+def test_kernels_between_the_products_are_plain_torch(monkeypatch):
+    """Joined or not, with a batch, a context pass and a step, in float32."""
+    model = golden_transformer("krea/krea_session_steps4_kv3").cuda()
+    prompt, latents = PROMPT.cuda().expand(2, -1, -1), noise(6).cuda().expand(2, -1, -1, -1, -1)
+    clean, noisy = (torch.full((2, 3), t, device="cuda") for t in (0.0, 625.0))
+
+    @torch.inference_mode()
+    def flow():
+        cache, text = KeyValueCache(model, 2, 6, TOKENS), model.encode_text(prompt)
+        first = model(latents, torch.cat([clean, noisy], dim=1), text, cache, 0, group=3, wanted=3)
+        return torch.cat([first, model(latents[:, :, 3:], noisy, text, cache, 3)])
+
+    assert rowwise.kernels(latents) is None
+    fused = flow()
+    model.join()
+    joined = flow()
+    monkeypatch.setattr(rowwise, "kernels", lambda *tensors: None)
+    assert_close(fused, flow(), 1e-5)
+    assert_close(joined, fused, 1e-5)
+
+
+def test_fp8_is_what_the_cpu_computes():
+    if reason := unavailable(torch.device("cuda")):
+        pytest.skip(reason)
+    x = torch.randn(96, 512, generator=torch.Generator().manual_seed(0)).cuda()
+    with torch.inference_mode():
+        (values, scale), expected = rowwise.kernels(x).quantised(x), quantised(x)
+    assert torch.equal(values.float(), expected.values.float()) and torch.equal(scale, expected.scale)
+    layer = Fp8Linear(512, 256)
+    layer.load(torch.randn(256, 512, generator=torch.Generator().manual_seed(1)))
+    layer.bias.data = torch.zeros(256, dtype=torch.bfloat16)
+    on_cpu = layer(x.cpu()).float()
+    found = layer.cuda()(expected).float().cpu()
+    assert (found - on_cpu).norm() / on_cpu.norm() < 5e-3
+
+
+def test_no_wait_for_the_device_inside_a_block():
+    tensors, _ = golden("krea/krea_session_default4_sfvae")
+    pair = golden_pair(steps=tensors["denoising_steps"].tolist(), vae=golden_vae().cuda().arrange())
+    for model in pair.models.values():
+        model.cuda()
+    prompt, shape = tensors["prompt_embeds"].cuda(), tensors["latents"][:, :3].transpose(1, 2).shape
+    height, width = 8 * shape[3], 8 * shape[4]
+    with pair.lease(height, width, 1, lambda step: None) as run:
+        context = run.begin()
+        for block in range(3):
+            torch.cuda.set_sync_debug_mode("error" if block == 2 else "default")  # when everything is compiled
+            try:
+                latents = run.generate("target", context, prompt, lambda draw: torch.randn(shape))
+                _, context = run.commit(context, latents, prompt)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from helios_golden import small_vae, tiny
-from safetensors.torch import load, save
+from rollouts import Rollouts, latents
 
-from specar_core.backbones.base import Committed
 from specar_core.backbones.helios_pair import BASE, DISTILLED, MID, HeliosPair
 from specar_core.backbones.helios_start import DRAWS, SIGMAS, start, start_image, start_video
-from specar_core.errors import SpecarError, UsageError
-from specar_core.noise import noise
-from specar_core.rollout import rollout
+from specar_core.errors import UsageError
 from specar_core.schedule import Schedule, spread
 
 SIZE = {"height": 64, "width": 64}
@@ -25,22 +22,12 @@ PAIR = HeliosPair(
 )
 
 
-def seeded(seed=0, batch=1):
-    shape = PAIR.geometry.latent_shape(SIZE["width"], SIZE["height"], batch)
-    return lambda block, draw: noise(seed, block, draw, shape)
+HELIOS = Rollouts(PAIR, PROMPT, **SIZE)
+seeded, play, committed = HELIOS.seeded, HELIOS.play, HELIOS.committed
 
 
 def block_0(draw):
     return seeded()(0, draw)
-
-
-def play(schedule, pair=PAIR, **options):
-    options = {"noise": seeded(), "prompts": lambda block: PROMPT, **SIZE, **options}
-    return list(rollout(pair, schedule, options.pop("prompts"), options.pop("noise"), **options))
-
-
-def latents(results):
-    return torch.cat([result.latents for result in results], dim=2)
 
 
 def test_roles_frames_and_forwards():
@@ -75,24 +62,6 @@ def test_every_chunk_is_decoded_as_a_clip_of_its_own():
         assert torch.equal(result.frames, torch.cat(frames, dim=2).clamp(-1, 1))
 
 
-def test_a_longer_video_begins_with_the_shorter_one():
-    assert torch.equal(latents(play(Schedule(2, (0,)))), latents(play(Schedule(3, (0, 2))))[:, :, :18])
-
-
-def test_noise_of_a_block_does_not_depend_on_the_schedule():
-    asked = {}
-
-    def spy(block, draw):
-        asked.setdefault((block, draw), []).append(seeded()(block, draw))
-        return asked[block, draw][-1]
-
-    play(spread(2, 1), noise=spy)
-    assert asked.keys() == {(0, 0), (1, 0), (1, 1), (1, 2)}
-    play(spread(2, 2), noise=spy)
-    assert asked.keys() == {(0, 0), (1, 0), (1, 1), (1, 2)}
-    assert all(torch.equal(draws[0], draw) for draws in asked.values() for draw in draws)
-
-
 def test_a_batch_shares_the_schedule_and_nothing_else():
     """The prompts of the batch come first, then the negative ones."""
     two = torch.cat([PROMPT[:1], PROMPT[:1].flip(1), PROMPT[1:], PROMPT[1:]])
@@ -103,13 +72,6 @@ def test_a_batch_shares_the_schedule_and_nothing_else():
             spread(2, 1), noise=lambda b, d, i=i: seeded(batch=2)(b, d)[i : i + 1], prompts=lambda block, one=one: one
         )
         assert (latents(both)[i : i + 1] - latents(alone)).abs().max() < 1e-4
-
-
-def test_two_runs_at_once_share_nothing():
-    schedule = spread(2, 1)
-    runs = [rollout(PAIR, schedule, lambda block: PROMPT, seeded(seed), **SIZE) for seed in (0, 1)]
-    for seed, results in enumerate(zip(*zip(*runs, strict=True), strict=True)):
-        assert torch.equal(latents(results), latents(play(schedule, noise=seeded(seed))))
 
 
 def test_text_is_encoded_once_for_a_prompt_and_model():
@@ -136,13 +98,6 @@ def test_guidance_needs_the_negative_prompt():
 # Interruptions
 
 
-def committed(results, blocks):
-    """What a checkpoint after `blocks` blocks holds, through the bytes that it would write."""
-    stored = [load(save({"latents": r.latents.contiguous(), **r.context.extra()})) for r in results[:blocks]]
-    extra = {name: value for name, value in stored[-1].items() if name != "latents"}
-    return Committed(blocks, lambda block: stored[block]["latents"], lambda block: PROMPT, extra)
-
-
 WHOLE = play(spread(4, 2))
 
 
@@ -154,50 +109,6 @@ def test_continuing_from_committed_latents_is_the_uninterrupted_rollout(blocks):
     for resumed, original in zip(rest, WHOLE[blocks:], strict=True):
         assert torch.equal(resumed.latents, original.latents)
         assert torch.equal(resumed.frames, original.frames)
-
-
-class Stop(Exception):
-    pass
-
-
-@pytest.mark.parametrize("kind, count", [("denoise", 5), ("decode", 10), ("decode", 18)])
-def test_an_exception_in_any_step_leaves_the_block_before_it_committed(kind, count):
-    seen, done = 0, []
-
-    def stop(block, step):
-        nonlocal seen
-        seen += step.kind == kind
-        if seen == count:
-            raise Stop
-
-    with pytest.raises(Stop):
-        for result in rollout(PAIR, spread(4, 2), lambda block: PROMPT, seeded(), on_step=stop, **SIZE):
-            done.append(result)
-    assert [r.index for r in done] == [0]
-    rest = play(spread(4, 2), resume=committed(done, 1))
-    assert torch.equal(latents(done + rest), latents(WHOLE))
-
-
-def test_nan_stops_before_the_block_is_committed():
-    def poisoned(block, draw):
-        value = seeded()(block, draw)
-        return value * float("nan") if (block, draw) == (1, 2) else value
-
-    done = []
-    with pytest.raises(SpecarError, match=r"block 1 \(drafter\).*NaN.*target float32, drafter float32, attention sdpa"):
-        for result in rollout(PAIR, spread(3, 1), lambda block: PROMPT, poisoned, **SIZE):
-            done.append(result.index)
-    assert done == [0]
-
-
-def test_steps_are_reported_in_order():
-    steps = []
-    play(spread(2, 1), on_step=lambda block, step: steps.append((block, step.kind, step.role, step.index, step.count)))
-    expected = []
-    for block, role, count in ((0, "target", 3), (1, "drafter", 4)):
-        expected += [(block, "denoise", role, i, count) for i in range(1, count + 1)]
-        expected += [(block, "decode", None, i, 9) for i in range(1, 10)]
-    assert steps == expected
 
 
 # Images and videos

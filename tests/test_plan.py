@@ -15,6 +15,7 @@ from benchmarks import costs
 from specar_core import cli, plan
 from specar_core.backbones import backbone
 from specar_core.backbones.base import Machine
+from specar_core.errors import SpecarError
 from specar_core.job import resolve
 
 H200 = Machine(torch.device("cuda"), "bf16")
@@ -38,9 +39,9 @@ def measured():
 
 @pytest.mark.parametrize("name, result, video", list(measured()))
 def test_predictions_are_within_15_percent_of_what_was_measured(name, result, video):
-    job, _ = resolve(backbone(name), prompt="", blocks=video["blocks"], k=video["k"])
+    job, _ = resolve(backbone(name), prompt="", blocks=video["blocks"], k=video["k"], steps=video.get("steps"))
     assert job.forwards == video["forwards"] and job.frames == video["frames"]
-    machine = replace(H200, compile=result.get("compile", False))
+    machine = replace(H200, precision=result.get("precision", "bf16"), compile=result.get("compile", False))
     seconds, _ = plan.predict(job, machine)
     assert seconds == pytest.approx(video["seconds"], rel=0.15)
     gpu_bytes = plan.plan(job, machine).gpu_bytes
@@ -178,3 +179,15 @@ def test_what_an_unfinished_run_left_need_not_fit_again(tmp_path, monkeypatch):
     (tmp_path / "block").write_bytes(bytes(1000))
     assert plan.refusal(planned, CPU, tmp_path) is None
     assert plan.refusal(planned, CPU, tmp_path / "not yet") is not None
+
+
+def test_free_space_of_a_drive_that_is_not_there(monkeypatch, tmp_path):
+    assert plan.free_bytes(tmp_path / "not" / "yet") == pytest.approx(plan.free_bytes(tmp_path), rel=0.5)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(SpecarError, match="There is no .*choose another folder"):
+        plan.free_bytes(Path("/drive/folder"))
+
+
+def test_a_cpu_has_no_cuda_context():
+    job, _ = resolve(backbone("tiny"))
+    assert plan.plan(job, CPU).host_bytes < 1.5e9 < plan.plan(job, H200).host_bytes

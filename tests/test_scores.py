@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.captions import Description, Figure
+from specar_core.captions import Figure
+from training.captions import Description
 from training.scores import AGREEMENTS, measure, summarise
 from training.shapes import Scene, render, sample_scene
 

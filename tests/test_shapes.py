@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.captions import MEANING, WORDS, Description, Figure, parse
+from specar_core.captions import COLOURS, MEANING, WORDS, Figure
+from training.captions import Description, parse
 from training.figures import BRIGHT, DARK, brightness, due_areas
-from training.shapes import COLOURS, HEIGHT, WIDTH, Scene, backdrop, render, sample_scene
+from training.shapes import HEIGHT, WIDTH, Scene, backdrop, render, sample_scene
 
 seeds = st.integers(0, 2**32 - 1)
 

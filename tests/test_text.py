@@ -202,8 +202,8 @@ def test_an_embedding_does_not_depend_on_its_neighbours(comfy):
 def test_a_long_prompt_is_clipped_with_a_notice(comfy, caplog):
     encoder = TextEncoder.load(comfy, length=8)
     short, long = "a cat", "a cat on a reef and a dog runs at night"
-    kept = encoder.clipped(long)
-    assert encoder.clipped(short) is None and kept and long.startswith(kept)
+    kept = encoder.tokenizer(long, 8).clipped
+    assert encoder.tokenizer(short, 8).clipped is None and kept and long.startswith(kept)
     caplog.clear()
     encoder.encode([short, long])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] and f"... {kept}" in caplog.text
@@ -247,6 +247,8 @@ def test_unusable_tokenizer_is_named(wan_pth, name, content):
         ({"encoder.final_layer_norm.weight": torch.ones(31)}, "final_layer_norm"),
         ({"encoder.final_layer_norm.weight": torch.ones(32, dtype=torch.int8)}, "final_layer_norm"),
         ({"shared.weight": torch.zeros(40, 32)}, "do not match"),
+        ({"spiece_model": torch.zeros(9, dtype=torch.uint8)}, "x.safetensors: 'spiece_model' is not a usable UMT5"),
+        ({"spiece_model": torch.zeros(9, dtype=torch.bfloat16)}, "x.safetensors: 'spiece_model' is not a usable UMT5"),
     ],
 )
 def test_unusable_weights_are_refused(tmp_path, change, message):

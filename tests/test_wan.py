@@ -5,7 +5,8 @@ import torch
 from conftest import assert_close, golden
 from models import golden_transformer
 
-from specar_core.models.wan import WAN_1_3B, WAN_14B, CausalWan, KeyValueCache, rope_angles, rotate, sinusoid
+from specar_core.models.rowwise import rotate
+from specar_core.models.wan import WAN_1_3B, WAN_14B, CausalWan, KeyValueCache, rope_angles, sinusoid
 from specar_core.sampling.flow import FlowTable
 
 ROPE, ROPE_META = golden("krea/rope")
@@ -89,36 +90,37 @@ def test_context_pass_and_first_evaluation_in_one_forward():
     both = torch.cat([seen, block], dim=2)
     got = MODEL(both, times(0.0, 0.0, 0.0, 1000.0, 1000.0, 1000.0), text, fused, 0, group=3, wanted=3)
     assert_close(got, expected, 2e-6)
-    assert_close(fused.keys, apart.keys, 2e-6)
-    assert_close(fused.values, apart.values, 2e-6)
+    assert_close(torch.stack(fused.keys), torch.stack(apart.keys), 2e-6)
+    assert_close(torch.stack(fused.values), torch.stack(apart.values), 2e-6)
 
 
 def test_all_history_in_one_pass_is_one_pass_a_block():
-    """handover.json, lazy_full_history: without eviction a block-causal pass over everything equals appending."""
+    """handover.json, lazy_full_history_vs_eager: without eviction one block-causal pass equals appending."""
     text, latents = MODEL.encode_text(PROMPT), noise(9)
     apart, lazy = (KeyValueCache(MODEL, 1, 9, TOKENS) for _ in range(2))
     for block in range(3):
         MODEL(latents[:, :, 3 * block : 3 * block + 3], torch.zeros(1, 3), text, apart, 3 * block, wanted=0)
     MODEL(latents, torch.zeros(1, 9), text, lazy, 0, group=3, wanted=0)
-    assert_close(lazy.keys, apart.keys, 2e-6)
-    assert_close(lazy.values, apart.values, 2e-6)
+    assert_close(torch.stack(lazy.keys), torch.stack(apart.keys), 2e-6)
+    assert_close(torch.stack(lazy.values), torch.stack(apart.values), 2e-6)
 
 
 def test_only_the_last_frames_of_a_full_history_are_another_function():
-    """handover.json, lazy_last3_vs_rolling6: layer 0 agrees, deeper values carry what was evicted."""
+    """handover.json, lazy_last3_vs_rolling6.V_last_block: layer 0 agrees, deeper values carry what was evicted."""
     text, latents = MODEL.encode_text(PROMPT), noise(12)
     rolling, last = KeyValueCache(MODEL, 1, 6, TOKENS), KeyValueCache(MODEL, 1, 6, TOKENS)
     for block in range(4):
         MODEL(latents[:, :, 3 * block : 3 * block + 3], torch.zeros(1, 3), text, rolling, 3 * block, wanted=0)
     last.clear(first_frame=9)
     MODEL(latents[:, :, 9:], torch.zeros(1, 3), text, last, 9, wanted=0)
-    newest, lonely = rolling.values[:, :, 3 * TOKENS :], last.values[:, :, : 3 * TOKENS]
+    newest = [values[:, 3 * TOKENS :] for values in rolling.values]
+    lonely = [values[:, : 3 * TOKENS] for values in last.values]
     assert_close(lonely[0], newest[0], 2e-6)
     assert (lonely[1] - newest[1]).norm() / newest[1].norm() > 1e-3
 
 
 def test_keys_of_a_noisy_evaluation_are_not_the_clean_ones():
-    """handover.json, kv_t625_vs_t0: so the clean pass cannot be skipped."""
+    """handover.json, kv_t625_vs_t0_same_latent: so the clean pass cannot be skipped."""
     text, clean, noisy = MODEL.encode_text(PROMPT), *(KeyValueCache(MODEL, 1, 3, TOKENS) for _ in range(2))
     MODEL(noise(3), torch.zeros(1, 3), text, clean, 0)
     MODEL(noise(3), torch.full((1, 3), 625.0), text, noisy, 0)

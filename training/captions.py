@@ -1,41 +1,10 @@
-"""The grammar of the captions: what a clip shows, said in many ways, and read back from any of them.
-
-Every meaning has words of its own (`WORDS`), so reading a caption is a look-up word by word: unknown words
-and word order do not matter, except that a figure's number, size and colour stand before its shape.
-"""
+"""The grammar of the captions: what a clip shows, said in many ways, and read back from any of them."""
 
 import random
-import re
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-WORDS: dict[str, dict[Any, tuple[str, ...]]] = {
-    "number": {1: ("a", "one"), 2: ("two",), 3: ("three",)},
-    "size": {"small": ("small", "little", "tiny"), "large": ("large", "big", "huge")},
-    "colour": {
-        "red": ("red",), "orange": ("orange",), "yellow": ("yellow",), "green": ("green",),
-        "cyan": ("cyan", "turquoise"), "blue": ("blue",), "purple": ("purple", "violet"), "white": ("white",),
-    },
-    "shape": {
-        "circle": ("circle", "disc", "ball"), "ring": ("ring", "hoop"), "square": ("square", "tile"),
-        "triangle": ("triangle",), "star": ("star",),
-    },
-    "motion": {
-        "still": ("still", "motionless"), "left": ("left", "leftwards"), "right": ("right", "rightwards"),
-        "up": ("up", "upwards"), "down": ("down", "downwards"), "bouncing": ("bouncing", "rebounding"),
-        "rotating": ("rotating", "spinning"), "circling": ("circling", "orbiting"),
-    },
-    "speed": {"slow": ("slowly", "gently"), "fast": ("fast", "quickly", "rapidly")},
-    "pattern": {
-        "plain": ("plain", "flat"), "gradient": ("gradient", "shaded"), "checkered": ("checkered", "chequered"),
-        "striped": ("striped", "stripy"),
-    },
-    "tint": {"grey": ("grey", "gray"), "navy": ("navy",), "brown": ("brown",), "olive": ("olive",)},
-}  # fmt: skip
-MEANING = {
-    word: (kind, meaning) for kind, meanings in WORDS.items() for meaning, words in meanings.items() for word in words
-}
+from specar_core.captions import WORDS, Figure, read
 
 DRIFTING = ("drifting ", "moving ", "sliding ")
 VERBS = {"still": ("standing ", "staying "), **dict.fromkeys(("left", "right", "up", "down"), DRIFTING)}
@@ -47,13 +16,6 @@ SENTENCES = (
     "{place}, {figures} {motion}{speed}",
     "a video of {figures} {motion}{speed} {place}",
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    size: str
-    colour: str
-    shape: str
 
 
 @dataclass(frozen=True)
@@ -94,20 +56,10 @@ def parse(caption: str) -> Description:
     Raises:
         ValueError: something that every caption says is missing.
     """
-    figures: list[Figure] = []
-    scene: dict[str, Any] = {"speed": ""}
-    pending: dict[str, Any] = {}
-    for word in re.findall("[a-z]+", caption.lower()):
-        kind, meaning = MEANING.get(word) or MEANING.get(word.removesuffix("s")) or ("", "")
-        if kind == "shape" and {"size", "colour"} <= pending.keys():
-            figures += [Figure(pending["size"], pending["colour"], meaning)] * pending.get("number", 1)
-            pending = {}
-        elif kind in ("number", "size", "colour"):
-            pending[kind] = meaning
-        elif kind:
-            scene[kind] = meaning
+    figures, scene = read(caption)
+    speed = scene.get("speed", "")
     missing = {"motion", "pattern", "tint"} - scene.keys() | (set() if figures else {"figures"})
-    missing |= {"speed"} if not scene["speed"] and scene.get("motion") != "still" else set()
+    missing |= {"speed"} if not speed and scene.get("motion") != "still" else set()
     if missing:
         raise ValueError(f"Not a caption of this grammar: {caption!r} lacks {', '.join(sorted(missing))}.")
-    return Description(tuple(figures), scene["motion"], scene["speed"], scene["pattern"], scene["tint"])
+    return Description(figures, scene["motion"], speed, scene["pattern"], scene["tint"])

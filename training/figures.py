@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specar_core.captions import OUTLINES, unit_area
+
 from .captions import Description
-from .shapes import OUTLINES, RADIUS, coverage, lane
+from .shapes import coverage, lane
 
 # A pixel is background or figure where its brightest channel is below or above these; in between is a rim.
 # Backgrounds end at 0.54, colours begin at 0.84.
@@ -61,10 +63,10 @@ def fit_shapes(found: Found, promised: Description) -> tuple[Tensor, Tensor, Ten
     """
     device, (height, width) = found.masks.device, found.masks.shape[2:]
     side = torch.linspace(-1, 1, GRID, device=device)  # in units of the square root of the area
-    names, unit = list(OUTLINES), _unit_areas()
+    names = list(OUTLINES)
     sectors = torch.tensor([2 * math.pi / OUTLINES[name][0] for name in names], device=device)
     templates = torch.stack(
-        [_templates(name, math.sqrt(unit[name]), side) for name in names]
+        [_templates(name, math.sqrt(unit_area(name)), side) for name in names]
     )  # [shapes, angles, GRID * GRID]
 
     pad = height // 2
@@ -140,14 +142,6 @@ def round_the_ring(difference: Tensor, size: float | Tensor) -> Tensor:
     return torch.remainder(difference + size / 2, size) - size / 2
 
 
-def _unit_areas() -> dict[str, float]:
-    return {
-        shape: points * point * valley * math.sin(math.pi / points) - math.pi * max(hole, 0) ** 2
-        for shape, (points, point, valley, hole, _) in OUTLINES.items()
-    }
-
-
 def due_areas(promised: Description, height: int, device: torch.device) -> Tensor:
-    unit = _unit_areas()
-    areas = [unit[figure.shape] * (RADIUS[figure.size] * height) ** 2 for figure in promised.figures]
+    areas = [figure.area * height**2 for figure in promised.figures]
     return torch.tensor(areas, device=device)[:, None]  # [N, 1]

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specar_core.backbones.tiny import TEXT_LENGTH
+from specar_core.captions import WORDS
 from specar_core.models.tiny_text import TinyText
 from specar_core.models.vae import WanVAE
 
-from .captions import BACKGROUNDS, PREPOSITIONS, SENTENCES, VERBS, WORDS
+from .captions import BACKGROUNDS, PREPOSITIONS, SENTENCES, VERBS
 from .shapes import Scene, render, sample_scene
 from .vae import read_vae
 

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specar_core.captions import COLOURS, OUTLINES
+
 from .captions import Description
 from .figures import brightness, due_areas, find, fit_shapes, round_the_ring, widened
-from .shapes import COLOURS, FPS, OUTLINES, SPEED, backdrop, bounce_rates, orbit_radius, slack
+from .shapes import FPS, SPEED, backdrop, bounce_rates, orbit_radius, slack
 
 AGREEMENTS = ("count", "colour", "shape", "size", "motion", "background")
 STEP = 4  # frames over which motion is measured

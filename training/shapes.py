@@ -15,27 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .captions import WORDS, Description, Figure
+from specar_core.captions import COLOURS, OUTLINES, RADIUS, REACH, TINTS, WORDS, Figure
+
+from .captions import Description
 
 FPS = 16.0
 HEIGHT, WIDTH = 64, 96
-COLOURS = {
-    "red": (230, 35, 35), "orange": (250, 135, 15), "yellow": (250, 230, 40), "green": (40, 215, 70),
-    "cyan": (50, 220, 230), "blue": (45, 95, 250), "purple": (170, 50, 225), "white": (250, 250, 250),
-}  # fmt: skip
-# Every shade of a tint is darker than every colour: that alone tells figures from backgrounds (`figures.find`).
-TINTS = {"grey": (92, 92, 98), "navy": (28, 38, 90), "brown": (92, 58, 36), "olive": (70, 78, 30)}
-RADIUS = {"small": 0.13, "large": 0.19}
 SPEED = {"": 0.0, "slow": 0.2, "fast": 0.5}  # heights a second, or turns a second
-REACH = 1.35  # the furthest point of any shape, in radii
-# shape: (points, radius of the points, of the valleys between them, of the hole or -1, angle of the first point)
-OUTLINES = {
-    "circle": (48, 1.0, math.cos(math.pi / 48), -1.0, 0.0),
-    "ring": (48, 1.05, 1.05 * math.cos(math.pi / 48), 0.5, 0.0),
-    "square": (4, 0.9 * math.sqrt(2), 0.9, -1.0, math.pi / 4),
-    "triangle": (3, REACH, REACH / 2, -1.0, 0.0),
-    "star": (5, REACH, 0.6, -1.0, 0.0),
-}
 CELL = 0.25  # of a checkerboard, or a stripe's width
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specar_core.backbones.tiny import TEXT_DIM, TEXT_LENGTH
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--continue", dest="onwards", action="store_true", help="train on what is in FOLDER")
     parser.add_argument("--folder", type=Path, default=Path(".train"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
@@ -69,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     data = load_latents(options.folder, device)
     text, model = new_text(device), build("target", device, options.compile)
+    if options.onwards:
+        text.load_state_dict(load_file(options.folder / "text_encoder.safetensors", device=str(device)))
+        model.load_state_dict(load_file(options.folder / "teacher.safetensors", device=str(device)))
     training = Training({"text": (text, RATE), "teacher": (model, RATE)}, options.steps)
     training.run([partial(flow_loss, model, text, data, options.batch)], options.folder / "target")
     save_weights(training.averages["text"], options.folder / "text_encoder.safetensors", text=TEXT)

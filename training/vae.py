@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -25,7 +26,7 @@ from .shapes import render, sample_scene
 
 SHORT, LONG = 17, 65  # frames of a clip; the long ones show the decoder what lies behind a clip's beginning
 RATE = 1e-3
-LATENT_NOISE = 0.15  # of the latents' deviation, added before decoding: a generator will err as well
+LATENT_NOISE = 0.15  # of each channel's deviation, added before decoding: a generator will err as well
 HELD_OUT = 1 << 40  # seeds from here on are for evaluation
 
 
@@ -40,7 +41,8 @@ class Autoencoder(nn.Module):
         """clips [B, 3, N, H, W] -> the same, and the latents [B, T, h, w, C] before normalisation."""
         hidden = through(self.vae.encoder, clips.permute(0, 2, 3, 4, 1))
         latents = self.vae.conv1(hidden)[..., : VAE_CONFIG.channels]
-        noisy = latents + LATENT_NOISE * latents.detach().std() * torch.randn_like(latents)
+        spread = latents.detach().flatten(0, -2).std(0)
+        noisy = latents + LATENT_NOISE * spread * torch.randn_like(latents)
         return through(self.vae.decoder, self.vae.conv2(noisy)).permute(0, 4, 1, 2, 3), latents
 
 
@@ -138,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32, help="clips of 17 frames a step")
     parser.add_argument("--pool", type=int, default=24576, help="clips of 17 frames to draw from")
+    parser.add_argument("--decoder", action="store_true", help="train on the decoder of FOLDER; its latents stay valid")
     parser.add_argument("--folder", type=Path, default=Path(".train"))
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
@@ -146,7 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.cudnn.benchmark = True  # its first guess is poor for so few channels
 
     model = Autoencoder().to(device)
-    initialise(model.vae)
+    if options.decoder:
+        model.vae.load_state_dict(load_file(options.folder / "vae.safetensors", device=str(device)))
+        model.requires_grad_(False)
+        for part in (model.vae.conv2, model.vae.decoder):
+            part.requires_grad_(True)
+    else:
+        initialise(model.vae)
     short = clip_pool(options.pool, SHORT, 0, device)
     long = clip_pool(options.pool // 4, LONG, options.pool, device)
     short_loss = partial(reconstruction_loss, model, short, options.batch)
@@ -156,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         training.run([short_loss, short_loss, long_loss], options.folder / "vae")
     average: Any = training.averages["vae"]
     vae: WanVAE = average.vae
-    normalise(vae, long)
+    if not options.decoder:
+        normalise(vae, long)
     save_weights(vae, options.folder / "vae.safetensors")
     clips = 32 if device.type == "cuda" else 2
     save_scores(options.folder / "vae.json", gate(read_vae(options.folder / "vae.safetensors", device), clips))

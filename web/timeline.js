@@ -1,8 +1,9 @@
-// The schedule as a strip of blocks, on the Scheduler. It shows what the node's widgets say, and every change is written
+// The schedule as a strip of blocks, on the Scheduler, below the prompts of a connected timeline. It shows what the node's widgets say, and every change is written
 // back into them: policy `list` and its positions, or a formula and its k.
 
 import { app } from "../../scripts/app.js";
-import { blocksForSeconds, bound, frames, longestDraftRun, parsePositions, place } from "./schedule.js";
+import { blocksWithCuts, cutsOf, framesWithCuts, keyed, parseTimeline, snap } from "./prompts.js";
+import { bound, longestDraftRun, parsePositions, place } from "./schedule.js";
 import { addElements, after, create, fill } from "./strip.js";
 
 const DRAWN = 1000; // blocks; of longer videos only the numbers are shown
@@ -24,7 +25,8 @@ export function addTimeline(node) {
     button("Scatter", "Block 0, and the others anywhere", () => writeList(scattered(shown.blocks, count()))),
   ];
   const footer = create("div", { class: "specar-line" }, length, ...buttons);
-  addElements(node, "timeline", strip, facts, footer);
+  const lane = create("div", { class: "specar-lane", role: "list", "aria-label": "prompts over time" });
+  addElements(node, "timeline", lane, strip, facts, footer);
 
   let ran = null; // what the node said of its schedule when it ran last
   let seen = {}; // what `shown` was made of
@@ -47,10 +49,12 @@ export function addTimeline(node) {
     length.textContent = shown.length ?? "";
     footer.hidden = !blocks;
     strip.hidden = !drawn;
+    lane.hidden = !drawn || !shown.cues.length;
     if (drawn) {
       focus = Math.min(focus, blocks - 1);
       strip.setAttribute("aria-label", [...facts.children].map((fact) => fact.textContent).join(", "));
       fill(strip, cells(shown, focus));
+      lane.replaceChildren(...prompts(shown));
     }
   }
 
@@ -149,41 +153,64 @@ function read(node) {
     node.widgets.map((widget) => [widget.name, widget.value]),
   );
   const linked = ["seconds", "blocks", "policy", "k", "positions"].some((name) => isLinked(node, name));
-  return { seconds, blocks, policy, k, positions, width, linked, backbone: backbone(node) };
+  return { seconds, blocks, policy, k, positions, width, linked, backbone: backbone(node), timeline: timeline(node) };
 }
 
 /** Whether another node gives a widget its value. */
 const isLinked = (node, name) => node.inputs.some((input) => input.widget?.name === name && input.link != null);
 
+/** The node that an input comes from. */
+function sourceOf(node, input) {
+  let source = node.getInputNode(node.findInputSlot(input));
+  while (source?.type === "Reroute") source = source.getInputNode(0);
+  return source;
+}
+
+/** The text of the connected Prompt Timeline. */
+function timeline(node) {
+  const source = sourceOf(node, "prompts");
+  if (source?.comfyClass !== "SpecARPromptTimeline" || isLinked(source, "timeline")) return undefined;
+  return source.widgets.find((widget) => widget.name === "timeline").value;
+}
+
 /** The name of the pair that the connected Loader loads. */
 function backbone(node) {
-  let source = node.getInputNode(node.findInputSlot("models"));
-  while (source?.type === "Reroute") source = source.getInputNode(0);
+  let source = sourceOf(node, "models");
+  while (source?.comfyClass === "SpecARLora") source = sourceOf(source, "models");
   if (source?.comfyClass !== "SpecARLoader" || isLinked(source, "backbone")) return undefined;
   return source.widgets.find((widget) => widget.name === "backbone").value;
 }
 
-/** {blocks, targets, length} as far as they are known before a run; without targets, `why`. */
-function decided({ seconds, blocks: wanted, policy, k, positions, width, linked, backbone }, pairs, ran) {
+/** {blocks, targets, length, cues} as far as they are known before a run; without targets, `why`. */
+function decided(inputs, pairs, ran) {
+  const { seconds, blocks: wanted, width, linked, backbone, timeline } = inputs;
   const pair = pairs[backbone];
   if (linked) return { why: "Another node decides this when the graph runs." };
   if (!wanted && !pair)
     return { why: "Set blocks, or connect a SpecAR Loader directly: then the schedule shows here." };
-  const blocks = wanted || blocksForSeconds(seconds, pair);
-  const count = pair && frames(blocks, pair);
+  const cues = pair && timeline !== undefined ? snap(parseTimeline(timeline) ?? [], pair) : [];
+  const cuts = cutsOf(cues);
+  const blocks = wanted || blocksWithCuts(seconds, pair, cuts);
+  const within = cues.filter((cue) => cue.block < blocks);
+  const count = pair && framesWithCuts(blocks, pair, cuts);
   const again = ran?.blocks === blocks && ran.frames === count && (!width || ran.width === width);
-  const { targets, why } = placed(policy, k, positions, blocks, pair, again ? ran : null);
+  const { targets, why } = placed(inputs, blocks, within, pair, again ? ran : null);
   const time = again && ran.targets.join() === targets?.join() ? ran.predicted_seconds : null;
   const length = pair && `${count} frames, ${(count / pair.fps).toFixed(1)} s`;
-  return { blocks, targets, why, length: time === null ? length : `${length}, made in about ${Math.round(time)} s` };
+  const told = time === null ? length : `${length}, made in about ${Math.round(time)} s`;
+  return { blocks, targets, why, length: told, cues: within };
 }
 
-function placed(policy, k, positions, blocks, pair, ran) {
+function placed({ policy, k, positions }, blocks, cues, pair, ran) {
   if (policy === "list") {
     return {
       targets: parsePositions(positions, blocks),
       why: `positions must be blocks from 0 to ${blocks - 1}: 0,5,10`,
     };
+  }
+  if (policy === "keyed") {
+    const marks = cues.slice(1).map((cue) => cue.block);
+    return { targets: keyed(k, marks, blocks), why: `${k} target blocks are too few for block 0 and each new prompt` };
   }
   const [name, number] = policy === "auto" ? (pair?.auto[blocks - 1] ?? "").split(":") : [policy, k];
   const told = ran?.policy === `${name}:${number}` ? ran.targets : null;
@@ -191,6 +218,26 @@ function placed(policy, k, positions, blocks, pair, ran) {
     targets: place(name, Number(number), blocks) ?? told,
     why: `${blocks} blocks. Which the target generates is known after a run.`,
   };
+}
+
+/** The prompts, each as wide as its blocks. */
+function prompts({ blocks, cues }) {
+  return cues.map(({ block, text, fade, cut }, i) => {
+    const end = cues[i + 1]?.block ?? blocks;
+    const how = cut ? " (cut)" : fade ? ` (fade over ${fade})` : "";
+    const told = `from block ${block}${how}: ${text}`;
+    return create(
+      "span",
+      {
+        role: "listitem",
+        class: cut ? "cut" : fade ? "fade" : "",
+        style: `--length: ${end - block}; --fade: ${Math.min(1, fade / (end - block))}`,
+        title: told,
+        "aria-label": told,
+      },
+      text,
+    );
+  });
 }
 
 function describe({ blocks, targets }) {

@@ -10,19 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..files import ModelFile
 from ..geometry import Geometry
-from ..models.attention import choose
+from ..lora import merge
+from ..models import low_precision
+from ..models.attention import check_name, choose
 from ..models.compiled import compile_blocks
 from ..models.vae import WanVAE
 from ..models.wan import Attend
+from ..noise import Draw
+from ..progress import Progress
 from ..schedule import Role
+from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
+from ..timeline import texts
 
 if TYPE_CHECKING:
     from ..job import Job
@@ -39,8 +46,9 @@ class Step:
 
 
 OnStep = Callable[[Step], None]
-Draw = Callable[[int], Tensor]
-Precision = Literal["bf16", "fp32"]
+Prompts = Callable[[int], Tensor]
+Noise = Callable[[int, int], Tensor]
+Precision = Literal["bf16", "fp8", "fp32"]
 Context = Any  # each pair's own frozen value; `blocks` says how many blocks are committed
 
 
@@ -48,17 +56,21 @@ Context = Any  # each pair's own frozen value; `blocks` says how many blocks are
 class Committed:
     """What a checkpoint holds: enough to build the context after `blocks` blocks again.
 
-    latents(b), prompt(b): what block b was committed as and from; extra: the last context's own `extra()`.
+    latents(b), prompt(b): what block b was committed as and from; extra: the last context's own `extra()`; first: the
+    block that the clip began with, -1 where latents were given before block 0.
     """
 
     blocks: int
     latents: Callable[[int], Tensor]
     prompt: Callable[[int], Tensor]
     extra: Mapping[str, Tensor]
+    first: int = 0
 
 
 class Run(Protocol):
-    def begin(self) -> Context: ...
+    def begin(self, block: int = 0) -> Context:
+        """The context of a clip that begins with this block."""
+        ...
 
     def generate(self, role: Role, context: Context, prompt: Tensor, draw: Draw) -> Tensor:
         """Latents [B, C, T, h, w], float32, of the next block. draw(j) is the block's j-th noise tensor."""
@@ -95,10 +107,6 @@ class TextEncoder(Protocol):
         """Text embeddings [B, L, D]."""
         ...
 
-    def clipped(self, prompt: str) -> str | None:
-        """The last words that are kept, if the prompt is too long."""
-        ...
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -109,9 +117,22 @@ class Machine:
     attention: str = "auto"
     compile: bool = False
 
+    @classmethod
+    def here(cls, precision: str | None = None, attention: str = "auto", compile: bool = False) -> "Machine":
+        """This computer. UsageError for a name that is unknown; no precision: what suits the device."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        precision = precision or ("bf16" if device.type == "cuda" else "fp32")
+        if precision not in get_args(Precision):
+            raise UsageError(f"unknown precision '{precision}'; known are {', '.join(get_args(Precision))}")
+        if precision == "fp8":
+            low_precision.check(device)
+        check_name(attention)
+        return cls(device, precision, attention, compile)  # type: ignore[arg-type]
+
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+        """Of everything that is not in fp8."""
+        return torch.float32 if self.precision == "fp32" else torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -126,15 +147,13 @@ class Needs:
         return max(self.text, sum(self.rollout.values()))
 
 
-Progress = Callable[[str, int, int], None]  # what is loaded, bytes done, bytes in all
-
-
 @dataclass(frozen=True, kw_only=True)
 class Backbone(ABC):
     """A pair by name: what it is made of, its defaults, and how it is loaded.
 
-    options: whatever else changes pixels, with its default; files: to be downloaded; shipped: or part of this package,
-    by "target", "drafter", "text encoder" and "vae".
+    options: whatever else changes pixels, with its default; continues_video: a source video is what came before, and
+    not what is followed; files: to be downloaded; shipped: or part of this package, by "target", "drafter", "text
+    encoder" and "vae"; scorer: of scorers.py, what a router judges drafts by.
     """
 
     name: str
@@ -145,8 +164,10 @@ class Backbone(ABC):
     blocks: int
     steps: Mapping[Role, tuple[int, ...]]
     options: Mapping[str, Any]
+    continues_video: bool = False
     files: tuple[ModelFile, ...] = ()
     shipped: Mapping[str, Path] = field(default_factory=dict)
+    scorer: str = "image-reward"
 
     @abstractmethod
     def default_schedule(self, blocks: int) -> str:
@@ -157,8 +178,8 @@ class Backbone(ABC):
         """The steps as they are used; UsageError if this model cannot walk them."""
 
     @abstractmethod
-    def check_options(self, options: Mapping[str, Any]) -> list[str]:
-        """Notices about a combination of options; UsageError, naming the value, if it cannot be."""
+    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
+        """Notices about a combination of options and steps; UsageError, naming the value, if it cannot be."""
 
     def check_size(self, width: int, height: int) -> list[str]:
         """Notices about a size in pixels; UsageError, naming the value, if it cannot be."""
@@ -175,8 +196,8 @@ class Backbone(ABC):
         return None
 
     def texts(self, job: "Job") -> list[str]:
-        """What is encoded, along the batch: the prompt, and what guidance leads away from if there is any."""
-        return [job.prompt]
+        """What is encoded, along the batch: each prompt, and what guidance leads away from if there is any."""
+        return texts(job.cues)
 
     @abstractmethod
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
@@ -187,17 +208,37 @@ class Backbone(ABC):
 
     def load_pair(self, paths: Mapping[str, Path], job: "Job", machine: Machine, progress: Progress) -> Pair:
         """The models that the job needs. SpecarError names a file that is not what its role needs."""
+        return self.load_models(paths, [job], machine, progress)(job)
+
+    def load_models(
+        self, paths: Mapping[str, Path], jobs: Sequence["Job"], machine: Machine, progress: Progress
+    ) -> Callable[["Job"], Pair]:
+        """What any of these jobs needs, which differ in prompts and schedules only; then each one's pair at once."""
         choice = choose(machine.device, machine.dtype, machine.attention)
-        networks = {role: self.load_network(role, paths[role], machine, choice.attend, progress) for role in job.roles}
+        roles = [role for role in get_args(Role) if any(role in job.roles for job in jobs)]
+        networks: dict[Role, Any] = {
+            role: self.load_network(role, paths[role], machine, choice.attend, progress) for role in roles
+        }
+        for role, network in networks.items():
+            loras = [(f"lora {index}", lora) for index, lora in enumerate(jobs[0].loras, 1) if role in lora.roles]
+            if loras:
+                merge(network, paths[role], [(open_checkpoint(paths[name]), lora.strength) for name, lora in loras])
+            if machine.device.type == "cuda":
+                network.join()
         if machine.compile:
             for network in networks.values():
                 compile_blocks(network)
         vae = self.load_vae(open_checkpoint(paths["vae"]), machine, progress)
-        return self.pair(networks, vae, job, choice.name)
+        return lambda job: self.pair({role: networks[role] for role in job.roles}, vae, job, choice.name)
+
+    @abstractmethod
+    def outline(self, role: Role) -> nn.Module:
+        """One role's transformer on the meta device: names and shapes."""
 
     @abstractmethod
     def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> nn.Module:
-        """One role's transformer. It is rebuilt by `type(network)(network.config, operations, network.attend)`."""
+        """One role's transformer. It is rebuilt by `type(network)(network.config, operations, network.attend)`, but for
+        the layers that `models/low_precision.py` put into it."""
 
     @abstractmethod
     def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE: ...
@@ -206,6 +247,12 @@ class Backbone(ABC):
     def pair(self, networks: Mapping[Role, Any], vae: WanVAE, job: "Job", attention: str) -> Pair:
         """The pair that runs the job, of networks and VAE that are loaded already."""
 
+    @abstractmethod
+    def steered(
+        self, pair: Any, kind: Literal["image", "video"], source: Frames, prompts: Prompts, noise: Noise
+    ) -> tuple[Committed | None, Noise]:
+        """What a rollout with a source resumes from, and its noise."""
+
     @property
     @abstractmethod
     def text_shape(self) -> tuple[int, int]:
@@ -213,6 +260,13 @@ class Backbone(ABC):
 
     @abstractmethod
     def needs(self, job: "Job", machine: Machine) -> Needs: ...
+
+
+def sent(noise: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on the device, without waiting for what the device has still to do."""
+    if device.type != "cuda" or noise.device.type != "cpu":
+        return noise.to(device)
+    return noise.pin_memory().to(device, non_blocking=True)
 
 
 def paced(device: torch.device, on_step: OnStep) -> OnStep:

@@ -11,19 +11,23 @@ from torch import nn
 
 from ..errors import SpecarError, UsageError
 from ..geometry import Geometry
+from ..models import graphs
+from ..models.low_precision import lower, weight_bytes
 from ..models.vae import VaeConfig, WanVAE
 from ..models.wan import Attend, CausalWan, WanConfig
 from ..sampling.flow import FlowTable
 from ..schedule import Role
+from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import canonical_name, canonical_names, identify, load_into
-from .base import Backbone, Machine, Needs, Progress, TextEncoder
+from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts
 from .session import Rolling, SessionPair
+from .session_start import following, start_image
 
 if TYPE_CHECKING:
     from ..job import Job
 
-GEOMETRY = Geometry(fps=16, latent_frames=3, first_frames=9, later_frames=12, dropped=3, size_multiple=16)
+GEOMETRY = Geometry(fps=16, latent_frames=3, size_multiple=16, dropped=3)
 SHIFT = 5.0
 # Self-Forcing's list, for both models.
 STEPS: Mapping[Role, tuple[int, ...]] = dict.fromkeys(("target", "drafter"), (1000, 750, 500, 250))
@@ -32,11 +36,17 @@ CONTEXT_FRAMES = 3
 # and width 96; and what one decoding step takes beside those that it is given (measured: 5.5 GB, in half precision).
 DECODER_STATE = 944.3e6 / (832 * 480 * 96)
 DECODER_WORK = 5.5e9 / 2 / (832 * 480 * 96)
+ENCODER_STATE = 16.1  # likewise, counted
 
 
 def times(steps: Sequence[int]) -> list[float]:
     """The times of unshifted steps q: 1000, 750, 500, 250 are 1000, 937.5, 833.33, 625 at shift 5."""
     return FlowTable(SHIFT).warped(steps)
+
+
+def scaled(steps: Sequence[int], strength: float) -> tuple[int, ...]:
+    """The steps of a video that follows another: Krea's rule, trunc(strength * q), each step once."""
+    return tuple(dict.fromkeys(int(round(strength * step, 6)) for step in steps))
 
 
 def drafter_context(text: str) -> dict[Role, Rolling]:
@@ -59,8 +69,6 @@ def drafter_context(text: str) -> dict[Role, Rolling]:
 class CausalWanBackbone(Backbone):
     configs: Mapping[Role, WanConfig]
     vae_config: VaeConfig
-    schedule: Callable[[int], str]
-    text_encoder: Callable[[Path, Machine, Progress], TextEncoder]
     text_bytes: int
     geometry: Geometry = GEOMETRY
     steps: Mapping[Role, tuple[int, ...]] = field(default_factory=lambda: dict(STEPS))
@@ -70,11 +78,9 @@ class CausalWanBackbone(Backbone):
             "keep_first_frames": False,
             "anchor_first_latent": False,
             "drafter_context": "session",
+            "stitch": 0,
         }
     )
-
-    def default_schedule(self, blocks: int) -> str:
-        return self.schedule(blocks)
 
     def check_steps(self, role: Role, steps: Sequence[int]) -> tuple[int, ...]:
         falling = all(a > b for a, b in zip(steps, steps[1:], strict=False))
@@ -82,23 +88,46 @@ class CausalWanBackbone(Backbone):
             raise UsageError(f"the {role}'s steps must fall from 1000 to at least 0, not {','.join(map(str, steps))}")
         return tuple(steps)
 
-    def check_options(self, options: Mapping[str, Any]) -> list[str]:
+    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
+        stitch, drafts = options["stitch"], steps["drafter"]
+        if not 0 <= stitch <= len(drafts):
+            raise UsageError(f"the drafter can begin with 0 to {len(drafts)} of a target block's steps, not {stitch}")
+        if stitch and drafts != steps["target"]:
+            raise UsageError(
+                f"to stitch {stitch} steps, both models need the same steps: {drafts} and {steps['target']}"
+            )
         rolling = drafter_context(options["drafter_context"])
         if rolling and options["anchor_first_latent"]:
             return ["the anchored first latent frame is for the target only: the drafter keeps a rolling cache"]
         return []
 
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
-        clean_passes = job.blocks if blocks and role in drafter_context(job.options["drafter_context"]) else 0
-        return blocks * len(self.all_steps(job, role)) + clean_passes
+        forwards = blocks * len(self.all_steps(job, role))
+        if role == "target":
+            forwards -= self.stitched(job)
+        elif not job.is_open:  # else every block is counted as a draft anyway
+            forwards += self.stitched(job)
+        clean_passes = job.commits if forwards and role in drafter_context(job.options["drafter_context"]) else 0
+        return forwards + clean_passes
+
+    def stitched(self, job: "Job") -> int:
+        """Evaluations of target blocks that the drafter does."""
+        targets = range(job.blocks) if job.is_open else job.schedule.targets
+        return self.stitch(job) * len(set(targets) - {0, *job.geometry.cuts})
+
+    def stitch(self, job: "Job") -> int:
+        return min(job.options["stitch"], len(self.all_steps(job, "drafter")))
 
     def all_steps(self, job: "Job", role: Role) -> tuple[int, ...]:
         """`terminal_step` adds Krea's own last evaluation, at t = 0, where the list does not end with it already."""
         steps = job.steps[role]
+        if job.source and job.source.strength is not None:
+            steps = scaled(steps, job.source.strength)
         return (*steps, 0) if job.options["terminal_step"] and steps[-1] else steps
 
-    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
-        return self.text_encoder(path, machine, progress)
+    def outline(self, role: Role) -> CausalWan:
+        with torch.device("meta"):
+            return CausalWan(self.configs[role])
 
     def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> CausalWan:
         checkpoint = open_checkpoint(path)
@@ -111,12 +140,21 @@ class CausalWanBackbone(Backbone):
             raise SpecarError(f"{path} cannot be the {role} of {self.name}: it is a {found}{hint}")
         with torch.device("meta"):
             network = CausalWan(self.configs[role], attend=attend)
+        if machine.precision == "fp8":
+            lower(network)
         told = named(progress, role)
         load_into(network.eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
         return network
 
     def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
         return load_vae(checkpoint, self.vae_config, machine, progress)
+
+    def steered(
+        self, pair: SessionPair, kind: str, source: Frames, prompts: Prompts, noise: Noise
+    ) -> tuple[Committed | None, Noise]:
+        if kind == "image":
+            return start_image(pair, source.frames(0, 1), prompts), noise
+        return None, following(pair, source, noise)
 
     @property
     def text_shape(self) -> tuple[int, int]:
@@ -126,13 +164,14 @@ class CausalWanBackbone(Backbone):
         return SessionPair(
             models=networks,
             vae=vae,
-            geometry=self.geometry,
+            geometry=job.geometry,
             steps={role: times(self.all_steps(job, role)) for role in job.roles},
             shift=SHIFT,
             context_frames=CONTEXT_FRAMES,
             anchor_first_latent=job.options["anchor_first_latent"],
             rolling=drafter_context(job.options["drafter_context"]) if "drafter" in job.roles else {},
             attention=attention,
+            stitched=self.stitch(job),
         )
 
     def fits(self, checkpoint: Checkpoint, role: Role) -> bool:
@@ -143,23 +182,30 @@ class CausalWanBackbone(Backbone):
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part. Nothing but the parts' sizes enters; `work` was fitted to measured peaks."""
-        size = 2 if machine.precision == "bf16" else 4
+        size, fp8 = machine.dtype.itemsize, machine.precision == "fp8"
         shape = self.geometry.latent_shape(job.width, job.height)
         tokens, pixels = shape[-1] * shape[-2] // 4, job.width * job.height
         rolling = drafter_context(job.options["drafter_context"])
         gpu: dict[str, int] = {}
+        caches: dict[Role, int] = {}
         for role in job.roles:
             config = self.configs[role]
             frames = rolling[role].window if role in rolling else CONTEXT_FRAMES + self.geometry.latent_frames
-            gpu[f"{role} weights"] = size * parameters(partial(CausalWan, config))
-            gpu[f"{role} keys and values"] = 2 * size * config.num_layers * config.dim * frames * tokens
+            gpu[f"{role} weights"] = weight_bytes(partial(CausalWan, config), size, fp8)
+            caches[role] = 2 * size * config.num_layers * config.dim * frames * tokens
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)
         gpu["vae weights"] = size * parameters(partial(WanVAE, self.vae_config))
         histories, decoding = decoder_bytes(size, pixels, self.vae_config)
-        gpu["decoder histories"] = 2 * histories  # of the block before, and of the latent frame before
-        denoising = 2 * self.geometry.latent_frames * tokens * widest.ffn_dim * 3
-        gpu["work"] = max(decoding, size * denoising)
+        gpu["decoder histories"] = histories
+        if job.source and job.source.kind == "video":
+            gpu["encoder histories"] = 2 * size * int(ENCODER_STATE * pixels * self.vae_config.dim)
+        recorded = {role for role, held in caches.items() if held <= graphs.LARGEST and machine.device.type == "cuda"}
+        if kept := sum(caches.pop(role) for role in {*rolling, *recorded} & caches.keys()):
+            gpu["keys and values that are kept"] = kept
+        # One model at a time denoises, with keys and values of its own; or a block is decoded from the one before on.
+        denoising = size * 2 * self.geometry.latent_frames * tokens * widest.ffn_dim * 3
+        gpu["work"] = max(denoising + max(caches.values(), default=0), decoding + histories)
         return Needs(gpu, text=self.text_bytes)
 
 
@@ -173,7 +219,7 @@ def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine,
     with torch.device("meta"):
         vae = WanVAE(config)
     # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
-    dtype = torch.float16 if machine.precision == "bf16" else torch.float32
+    dtype = torch.float32 if machine.precision == "fp32" else torch.float16
     load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=named(progress, "vae"))
     return vae.arrange()
 

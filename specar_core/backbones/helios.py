@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,17 @@ from ..files import HELIOS_FILES, HELIOS_MID_FILES
 from ..geometry import Geometry
 from ..models.helios import FLOAT32_PARAMETERS, HeliosConfig, HeliosTransformer
 from ..models.helios_names import helios_name
+from ..models.low_precision import lower, weight_bytes
 from ..models.vae import VaeConfig, WanVAE
 from ..models.wan import Attend
 from ..schedule import Role
+from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import canonical_name, identify, load_into
-from .base import Backbone, Machine, Needs, Progress, TextEncoder
+from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts, TextEncoder
 from .causal_wan import decoder_bytes, load_vae, named, parameters, shapes
 from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe
+from .helios_start import start_image, start_video
 from .krea import KREA, load_text_encoder
 
 if TYPE_CHECKING:
@@ -76,6 +80,7 @@ class HeliosBackbone(Backbone):
     width: int = 640
     height: int = 384
     blocks: int = 22
+    continues_video: bool = True
     options: Mapping[str, Any] = field(default_factory=lambda: {"guidance": BASE.guidance, "negative": NEGATIVE})
 
     def default_schedule(self, blocks: int) -> str:
@@ -96,7 +101,7 @@ class HeliosBackbone(Backbone):
             )
         return tuple(steps)
 
-    def check_options(self, options: Mapping[str, Any]) -> list[str]:
+    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
         scale = options["guidance"]
         if not (math.isfinite(scale) and scale >= 1):
             raise UsageError(f"guidance must be at least 1, which is none, not {scale:g}")
@@ -117,13 +122,17 @@ class HeliosBackbone(Backbone):
 
     def texts(self, job: "Job") -> list[str]:
         guided = any(self.guidance(job, role) for role in job.roles)
-        return [job.prompt, job.options["negative"]] if guided else [job.prompt]
+        return [*super().texts(job), job.options["negative"]] if guided else super().texts(job)
 
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
         return blocks * self.recipe(job, role).forwards
 
     def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
         return load_text_encoder(path, machine, progress)
+
+    def outline(self, role: Role) -> HeliosTransformer:
+        with torch.device("meta"):
+            return HeliosTransformer(self.config)
 
     def load_network(
         self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress
@@ -136,6 +145,8 @@ class HeliosBackbone(Backbone):
         with torch.device("meta"):
             config = HeliosConfig.detect(shapes(checkpoint, current_name), published_config(folder))
             network = HeliosTransformer(config, attend=attend)
+        if machine.precision == "fp8":
+            lower(network)
         load_into(
             network.eval(),
             checkpoint,
@@ -150,6 +161,17 @@ class HeliosBackbone(Backbone):
     def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
         return load_vae(checkpoint, self.vae_config, machine, progress)
 
+    def steered(
+        self, pair: HeliosPair, kind: str, source: Frames, prompts: Prompts, noise: Noise
+    ) -> tuple[Committed | None, Noise]:
+        draw = partial(noise, 0)
+        if kind == "image":
+            return start_image(pair, source.frames(0, 1), draw), noise
+        size = self.geometry.later_frames
+        end = size * min(source.count // size, -(-sum(HISTORY) // self.geometry.latent_frames))
+        video = torch.cat([source.frames(0, 1), source.frames(source.count - end, end)], dim=2)
+        return start_video(pair, video, draw), noise
+
     @property
     def text_shape(self) -> tuple[int, int]:
         return TEXT_LENGTH, self.config.text_dim
@@ -159,7 +181,7 @@ class HeliosBackbone(Backbone):
             models=networks,
             vae=vae,
             recipes={role: self.recipe(job, role) for role in job.roles},
-            geometry=self.geometry,
+            geometry=job.geometry,
             attention=attention,
         )
 
@@ -188,14 +210,15 @@ class HeliosBackbone(Backbone):
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part, from the parts' sizes."""
-        size = 2 if machine.precision == "bf16" else 4
+        size, fp8 = machine.dtype.itemsize, machine.precision == "fp8"
         _, _, frames, height, width = self.geometry.latent_shape(job.width, job.height)
         # Patches: of the noisy frames, of two history frames like them, and of the rest in coarse ones.
         tokens = int((frames / 4 + 2 / 4 + 1 / 16 + 4 / 64) * height * width)
         gpu: dict[str, int] = {}
         rows = {role: 2 if self.guidance(job, role) else 1 for role in job.roles}
         for role in job.roles:
-            gpu[f"{role} weights"] = weight_bytes(self.config, size)
+            build = partial(HeliosTransformer, self.config)
+            gpu[f"{role} weights"] = weight_bytes(build, size, fp8, FLOAT32_PARAMETERS)
             keys_values = 2 * size * self.config.num_layers * self.config.dim * TEXT_LENGTH
             gpu[f"{role} text keys and values"] = rows[role] * keys_values
         gpu["vae weights"] = size * parameters(lambda: WanVAE(self.vae_config))
@@ -209,13 +232,6 @@ def current_name(stored: str) -> str | None:
     """The name in `HeliosTransformer` of a stored tensor, whatever wrote it."""
     name = canonical_name(stored)
     return None if name is None else helios_name(name)
-
-
-def weight_bytes(config: HeliosConfig, size: int) -> int:
-    with torch.device("meta"):
-        parameters = HeliosTransformer(config).named_parameters()
-    kept = set(FLOAT32_PARAMETERS)
-    return sum(value.numel() * (4 if kept & set(name.split(".")) else size) for name, value in parameters)
 
 
 def published_config(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..decode import decode_on
 from ..geometry import Geometry
 from ..models.helios import HeliosTransformer
 from ..models.vae import StreamState, WanVAE
@@ -30,9 +31,9 @@ from ..sampling.helios import (
     sample_mid,
 )
 from ..schedule import Role
-from .base import Committed, Draw, OnStep, Step, paced
+from .base import Committed, Draw, OnStep, Step, paced, sent
 
-GEOMETRY = Geometry(fps=24, latent_frames=9, first_frames=33, later_frames=33, dropped=0, size_multiple=64)
+GEOMETRY = Geometry(fps=24, latent_frames=9, size_multiple=64, one_clip=False)
 HISTORY = (16, 2, 1)  # latent frames in coarse, finer and full resolution, the newest last
 
 
@@ -114,9 +115,9 @@ class HeliosRun:
         self._texts: dict[Role, tuple[Tensor, TextKV]] = {}
 
     @torch.inference_mode()
-    def begin(self) -> HeliosContext:
+    def begin(self, block: int = 0) -> HeliosContext:
         batch, channels, _, height, width = self.shape
-        return HeliosContext(0, torch.zeros(batch, channels, sum(HISTORY), height, width, device=self.pair.device))
+        return HeliosContext(block, torch.zeros(batch, channels, sum(HISTORY), height, width, device=self.pair.device))
 
     @torch.inference_mode()
     def generate(self, role: Role, context: HeliosContext, prompt: Tensor, draw: Draw) -> Tensor:
@@ -139,15 +140,14 @@ class HeliosRun:
         def told(x: Tensor) -> None:
             self.on_step(Step("denoise", role, next(done), recipe.forwards))
 
-        return recipe.sample(velocity, lambda j: draw(j).to(device), recipe.steps, told)
+        return recipe.sample(velocity, lambda j: sent(draw(j), device), recipe.steps, told)
 
     @torch.inference_mode()
     def commit(self, context: HeliosContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, HeliosContext]:
-        decoded, decoder = [], StreamState()
-        for index, latent in enumerate(latents.split(1, dim=2)):
-            frames, decoder = self.pair.vae.decode(latent, decoder)
-            decoded.append(frames.float().clamp(-1, 1))
-            self.on_step(Step("decode", None, index + 1, latents.shape[2]))
+        count = latents.shape[2]
+        decoded, _ = decode_on(
+            self.pair.vae, latents, StreamState(), lambda done: self.on_step(Step("decode", None, done, count))
+        )
         anchor = latents[:, :, :1].clone() if context.anchor is None else context.anchor
         history = torch.cat([context.history[:, :, latents.shape[2] :], latents], dim=2)
         return torch.cat(decoded, dim=2), HeliosContext(context.blocks + 1, history, anchor)

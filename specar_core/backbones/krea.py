@@ -1,5 +1,6 @@
 """Krea Realtime 14B as target, Self-Forcing 1.3B as drafter: two sizes of the causal Wan 2.1 text-to-video model."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,16 +23,23 @@ def load_text_encoder(path: Path, machine: Machine, progress: Progress) -> TextE
     )
 
 
-KREA = CausalWanBackbone(
+@dataclass(frozen=True, kw_only=True)
+class KreaBackbone(CausalWanBackbone):
+    def default_schedule(self, blocks: int) -> str:
+        return f"spread:{-(-7 * blocks // 36)}"
+
+    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
+        return load_text_encoder(path, machine, progress)
+
+
+KREA = KreaBackbone(
     name="krea",
     title="Krea Realtime 14B + Self-Forcing 1.3B",
     width=832,
     height=480,
     blocks=36,
-    schedule=lambda blocks: f"spread:{-(-7 * blocks // 36)}",
     files=KREA_FILES,
     configs={"target": WAN_14B, "drafter": WAN_1_3B},
     vae_config=VaeConfig(),
-    text_encoder=load_text_encoder,
     text_bytes=11_361_820_672 + (1 << 30),  # UMT5-XXL in bfloat16, and its work
 )

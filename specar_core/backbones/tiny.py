@@ -1,5 +1,6 @@
 """The tiny pair: architecture and code path of `krea` at a size that runs on any laptop. Its weights are shipped."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..models.tiny_text import TinyText, load_tiny_text
@@ -22,21 +23,24 @@ CONFIGS: dict[Role, WanConfig] = {
 VAE_CONFIG = VaeConfig(dim=8)
 
 
-def load_text_encoder(path: Path, machine: Machine, progress: Progress) -> TinyText:
-    return load_tiny_text(path, machine.device)
+@dataclass(frozen=True, kw_only=True)
+class TinyBackbone(CausalWanBackbone):
+    def default_schedule(self, blocks: int) -> str:
+        return "max-run:5"
+
+    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TinyText:
+        return load_tiny_text(path, machine.device)
 
 
-TINY = CausalWanBackbone(
+TINY = TinyBackbone(
     name="tiny",
     title="tiny pair: coloured shapes, 96x64",
     width=96,
     height=64,
     blocks=8,
-    schedule=lambda blocks: "max-run:5",
     files=(),
     configs=CONFIGS,
     vae_config=VAE_CONFIG,
-    text_encoder=load_text_encoder,
     text_bytes=1 << 20,
     shipped={
         "target": FOLDER / "target.safetensors",
@@ -44,4 +48,5 @@ TINY = CausalWanBackbone(
         "text encoder": FOLDER / "text_encoder.safetensors",
         "vae": FOLDER / "vae.safetensors",
     },
+    scorer="agreement",
 )

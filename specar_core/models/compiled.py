@@ -9,6 +9,7 @@ def compile_blocks(network: Any) -> None:
     """All blocks share their code, so each shape that a rollout has (three a model) is compiled once, when it comes
     first, in about 10 s; torch keeps the result on disk. Attention is left to its own kernels."""
     # Compiled shapes of one piece of code, over all models of a process; torch's default of 8 is two pairs' worth.
+    # Torch reads it whenever a new shape comes, so it stays set; it takes nothing from others in the process.
     torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
     network.attend = torch.compiler.disable(network.attend)
     for block in network.blocks:

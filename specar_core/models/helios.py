@@ -21,7 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .helios_rope import pad_to_multiple, rope_table
-from .wan import Attend, TextKV, rotate, sdpa, sinusoid
+from .joined import Projections, Rows
+from .low_precision import Fp8Linear, Quantised
+from .rowwise import feed_forward, heads, kernels, lowered
+from .wan import Attend, TextKV, sdpa, sinusoid
 
 # Parameters with one of these as a part of their dotted name are float32 whatever the rest is.
 FLOAT32_PARAMETERS = ("time_embedder", "scale_shift_table", "norm2", "history_key_scale")
@@ -79,7 +82,7 @@ class History(NamedTuple):
     next_frame: int  # number of the first noisy frame
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """Projections shared by self- and cross-attention; queries and keys are normalised over the full width."""
 
     def __init__(self, config: HeliosConfig, operations: Any, amplify_history: bool = False) -> None:
@@ -90,8 +93,9 @@ class Attention(nn.Module):
         self.norm_q, self.norm_k = (operations.RMSNorm(dim, eps=config.eps) for _ in range(2))
         self.history_key_scale = nn.Parameter(torch.empty(self.heads)) if amplify_history else None
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.norm_q(self.to_q(x)).unflatten(-1, (self.heads, -1))
+    @property
+    def three(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.to_q, self.to_k, self.to_v
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.norm_k(self.to_k(x)), self.to_v(x)
@@ -110,7 +114,7 @@ def two_layers(in_dim: int, activation: nn.Module, dim: int, operations: Any) ->
     return nn.Sequential(OrderedDict(linear_1=first, activation=activation, linear_2=second))
 
 
-def feed_forward(dim: int, hidden: int, operations: Any) -> nn.Module:
+def feed_forward_layers(dim: int, hidden: int, operations: Any) -> nn.Module:
     """Under its published names net.0.proj and net.2; net.1 was the dropout."""
     first = OrderedDict(proj=operations.Linear(dim, hidden), activation=nn.GELU(approximate="tanh"))
     net = nn.Sequential(nn.Sequential(first), nn.Identity(), operations.Linear(hidden, dim))
@@ -127,7 +131,7 @@ class Block(nn.Module):
         self.norm2 = operations.LayerNorm(dim, eps=eps)
         self.attn2 = Attention(config, operations)
         self.norm3 = operations.LayerNorm(dim, eps=eps, elementwise_affine=False)
-        self.ffn = feed_forward(dim, config.ffn_dim, operations)
+        self.ffn: Any = feed_forward_layers(dim, config.ffn_dim, operations)
 
     def forward(
         self,
@@ -143,36 +147,65 @@ class Block(nn.Module):
 
         With drop_past the history gives keys and values only, and the result is [B, L, dim].
         """
-        dtype = hidden.dtype
         rows = self.scale_shift_table.to(modulation.device).unsqueeze(1) + modulation
         shift1, scale1, gate1, shift2, scale2, gate2 = rows.unbind(2)
 
-        y = modulated(self.norm1(hidden.float()), shift1, scale1, past).to(dtype)
-        k, v = self.attn1.keys_values(y)
+        own, text, tokens = self.attn1, self.attn2, hidden.shape[1]
+        y = modulated(hidden, self.norm1, shift1, scale1, past, own.to_q)
+        q, k, v = own.project(y, tokens - past if drop_past else tokens)
         cos, sin = rope
-        k = self.attn1.amplify(rotate(k, (cos, sin)), past)
+        k = own.amplify(heads(k, own.norm_k, (cos, sin), own.heads), past)
         if drop_past:
-            hidden, y, cos, sin, past = hidden[:, past:], y[:, past:], cos[past:], sin[past:], 0
-        q = rotate(self.attn1.queries(y), (cos, sin))
-        hidden = gated(hidden, self.attn1.to_out(attend(q, k, v).flatten(2)), gate1, past)
+            hidden, cos, sin, past = hidden[:, past:], cos[past:], sin[past:], 0
+        q = heads(q, own.norm_q, (cos, sin), own.heads)
+        mixed = attend(q, k, v.unflatten(-1, (own.heads, -1))).flatten(2)
+        hidden = gated(hidden, own.to_out(lowered(mixed, own.to_out[0])), gate1, past)
 
         noisy = hidden[:, past:]
-        q = self.attn2.queries(self.norm2(noisy.float()).to(dtype))
-        noisy += self.attn2.to_out(attend(q, *text_kv).flatten(2))
+        q = heads(text.to_q(plain_normed(noisy, self.norm2, text.to_q)), text.norm_q, None, text.heads)
+        noisy += text.to_out(lowered(attend(q, *text_kv).flatten(2), text.to_out[0]))
 
-        y = modulated(self.norm3(hidden.float()), shift2, scale2, past).to(dtype)
-        return gated(hidden, self.ffn(y), gate2, past)
+        first, second = self.ffn.net[0].proj, self.ffn.net[2]
+        y = modulated(hidden, self.norm3, shift2, scale2, past, first)
+        return gated(hidden, feed_forward(first, second, y), gate2, past)
 
 
-def modulated(normed: Tensor, shift: Tensor, scale: Tensor, past: int) -> Tensor:
-    """normed * (1 + scale) + shift, where the vectors [B, 2, dim] are those of the `past` history tokens and of the
-    noisy ones. One vector a token would be 1.4 GB a block at full size."""
-    parts = enumerate(normed.tensor_split([past], dim=1))
-    return torch.cat([torch.addcmul(shift[:, i : i + 1], x, 1 + scale[:, i : i + 1]) for i, x in parts], dim=1)
+def modulated(hidden: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor, past: int, consumer: nn.Module) -> Rows:
+    """norm(hidden) * (1 + scale) + shift, in float32, where the vectors [B, 2, dim] are those of the `past` history
+    tokens and of the noisy ones. One vector a token would be 1.4 GB a block at full size."""
+    if fused := kernels(hidden):
+        size, (shift, scale) = groups(hidden, past, shift, scale)
+        fp8 = isinstance(consumer, Fp8Linear)
+        _, rows, scales = fused.residual_norm(
+            hidden.contiguous(), size, shift=shift, scale=scale, eps=norm.eps, fp8=fp8
+        )
+        return Quantised(rows, scales) if fp8 else rows
+    parts = enumerate(norm(hidden.float()).tensor_split([past], dim=1))
+    modulated = [torch.addcmul(shift[:, i : i + 1], x, 1 + scale[:, i : i + 1]) for i, x in parts]
+    return torch.cat(modulated, dim=1).to(hidden.dtype)
+
+
+def plain_normed(x: Tensor, norm: nn.Module, consumer: nn.Module) -> Rows:
+    """A LayerNorm with weights of its own, in float32."""
+    if fused := kernels(x, norm):
+        fp8 = isinstance(consumer, Fp8Linear)
+        _, rows, scales = fused.residual_norm(
+            x.contiguous(), shift=norm.bias, scale=norm.weight, plus=0.0, eps=norm.eps, fp8=fp8
+        )
+        return Quantised(rows, scales) if fp8 else rows
+    return norm(x.float()).to(x.dtype)
+
+
+def groups(hidden: Tensor, past: int, *vectors: Tensor) -> tuple[int, list[Tensor]]:
+    """How the kernels are told of history and noisy tokens: rows of the first vector, and the vectors."""
+    return (past, list(vectors)) if past else (hidden.shape[1], [vector[:, 1:] for vector in vectors])
 
 
 def gated(hidden: Tensor, update: Tensor, gate: Tensor, past: int) -> Tensor:
     """hidden + gate * update, summed in the gate's dtype, with one gate [B, 2, dim] for each part as above."""
+    if fused := kernels(hidden):
+        size, (gate,) = groups(hidden, past, gate)
+        return fused.residual_norm(hidden.contiguous(), size, update=update.contiguous(), gate=gate)[0]
     parts = enumerate(zip(hidden.tensor_split([past], dim=1), update.tensor_split([past], dim=1), strict=True))
     sums = [torch.addcmul(x, new, gate[:, i : i + 1]) for i, (x, new) in parts]
     return torch.cat(sums, dim=1).to(hidden.dtype)
@@ -227,6 +260,11 @@ class HeliosTransformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.patch_embedding.bias.dtype
 
+    def join(self) -> None:
+        """Fewer products from now on; for weights that stay where they are."""
+        for block in self.blocks:
+            block.attn1.join()
+
     def encode_text(self, embeddings: Tensor) -> TextKV:
         """Keys and values of the cross-attention, per block, from text embeddings [B, text tokens, text_dim].
 
@@ -247,7 +285,7 @@ class HeliosTransformer(nn.Module):
         for latents, name, numbers in zip((long, mid, short), ("long", "mid", "short"), frames, strict=True):
             patch = getattr(self, f"patch_{name}")
             tokens.append(self._patches(patch, latents))
-            numbered = torch.tensor(numbers, device=latents.device)
+            numbered = torch.cat([torch.full((1,), number, device=latents.device) for number in numbers])
             ropes.append(self._rope(numbered, height, width, pool=patch.kernel_size[0]))
         modulation = self.condition_embedder.time(torch.zeros(1, device=short.device), self.dtype)[1]
         next_frame = 1 + max(map(max, frames))
@@ -258,7 +296,7 @@ class HeliosTransformer(nn.Module):
         batch, channels, frames, height, width = latents.shape
         grid = (frames, height // 2, width // 2)
         numbers = torch.arange(history.next_frame, history.next_frame + frames, device=latents.device)
-        rope = torch.cat([history.rope, self._rope(numbers, *grid[1:])], dim=1)
+        rope = torch.cat([history.rope, self._rope(numbers, *grid[1:])], dim=1).contiguous()
         embedding, modulation = self.condition_embedder.time(t, self.dtype)
         both = torch.stack([history.modulation.expand_as(modulation), modulation], dim=1)
 

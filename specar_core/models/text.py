@@ -91,24 +91,31 @@ class Tokenizer:
     def find(cls, checkpoint: Checkpoint, path: Path) -> "Tokenizer":
         """From the tensor `spiece_model` of the encoder's file, or from a folder beside the file `path`."""
         if "spiece_model" in checkpoint.names:
-            return cls(_sentencepiece_pieces(checkpoint.tensor("spiece_model").numpy().tobytes()))
+            model = checkpoint.tensor("spiece_model").reshape(-1).view(torch.uint8)
+            return cls.read(f"{path}: 'spiece_model'", model.numpy().tobytes())
         folder = path if path.is_dir() else path.parent
-        candidates = {
-            place / name: read
+        candidates = [
+            place / name
             for place in (folder / "google" / "umt5-xxl", folder.parent / "tokenizer")  # Wan's, diffusers' layout
-            for name, read in (("spiece.model", _sentencepiece_pieces), ("tokenizer.json", _json_pieces))
-        }
-        for file, read in candidates.items():
+            for name in ("spiece.model", "tokenizer.json")
+        ]
+        for file in candidates:
             if file.is_file():
-                try:
-                    return cls(read(file.read_bytes()))
-                except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                    raise SpecarError(f"{file} is not a usable UMT5 tokenizer: {error}") from error
+                return cls.read(str(file), file.read_bytes())
         raise SpecarError(
             f"No tokenizer for {path}: it holds no tensor 'spiece_model', and there is none of "
             f"{', '.join(map(str, candidates))}.\nPut spiece.model of google/umt5-xxl there, or use a file with the "
             "tokenizer inside, such as umt5_xxl_fp16.safetensors."
         )
+
+    @classmethod
+    def read(cls, name: str, content: bytes) -> "Tokenizer":
+        """From the content of a spiece.model or a tokenizer.json; SpecarError names what is neither."""
+        read = _json_pieces if content[:100].lstrip().startswith(b"{") else _sentencepiece_pieces
+        try:
+            return cls(read(content))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise SpecarError(f"{name} is not a usable UMT5 tokenizer: {error}") from error
 
 
 def _sentencepiece_pieces(model: bytes) -> Pieces:
@@ -158,10 +165,6 @@ class TextEncoder:
         log.info("Loading the text encoder %s", path.name)
         load_into(model, checkpoint, dtype=dtype, device=device, rename=_transformers_name, progress=progress)
         return cls(model, tokenizer, length)
-
-    def clipped(self, prompt: str) -> str | None:
-        """The last words of the prompt that are used when it is too long, else None."""
-        return self.tokenizer(clean(prompt), self.length).clipped
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> Tensor:

@@ -63,10 +63,11 @@ class TinyText(nn.Module):
 def load_tiny_text(path: Path, device: torch.device) -> TinyText:
     """The sizes and the words are in the file's metadata, under `config`."""
     checkpoint = open_checkpoint(path)
-    if "config" not in checkpoint.metadata:
-        raise SpecarError(f"{path} is not the tiny pair's text encoder")
-    config = json.loads(checkpoint.metadata["config"])["text"]
-    with torch.device("meta"):
-        encoder = TinyText(**config)
+    try:
+        config = json.loads(checkpoint.metadata["config"])["text"]
+        with torch.device("meta"):
+            encoder = TinyText(**config)
+    except (KeyError, ValueError, TypeError):
+        raise SpecarError(f"{path} is not the tiny pair's text encoder") from None
     load_into(encoder.eval(), checkpoint, dtype=torch.float32, device=device, rename=lambda name: name)
     return encoder

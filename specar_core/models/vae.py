@@ -368,7 +368,7 @@ class WanVAE(nn.Module):
 
         N = 4T, or 4T - 3 where a clip begins (no state).
         """
-        mean, std = self._statistics()
+        mean, std = _statistics(self.device)
         z = latents.to(self.device, torch.float32).permute(0, 2, 3, 4, 1) * std + mean
         frames, state = self._stream(self.decoder, self.conv2(z.to(self.dtype)), state, following=z.shape[1])
         return frames.permute(0, 4, 1, 2, 3), state
@@ -383,7 +383,7 @@ class WanVAE(nn.Module):
             raise ValueError(f"{frames.shape[2]} frames are not a whole number of latent frames")
         x = frames.to(self.device, self.dtype).permute(0, 2, 3, 4, 1)
         hidden, state = self._stream(self.encoder, x, state, following=4)
-        mean, std = self._statistics()
+        mean, std = _statistics(self.device)
         mu = self.conv1(hidden)[..., : self.config.channels].float()
         return ((mu - mean) / std).permute(0, 4, 1, 2, 3).contiguous(), state
 
@@ -402,6 +402,10 @@ class WanVAE(nn.Module):
             state = tape.state()
         return torch.cat(outputs, dim=1), state
 
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        mean, std = torch.tensor([MEAN, STD], device=self.device)
-        return mean, std
+
+@functools.cache
+def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, because sending them is a wait for everything that the device has still to do."""
+    with torch.inference_mode(False):  # or training could not use them
+        mean, std = torch.tensor([MEAN, STD], device=device)
+    return mean, std

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .joined import Projections
+from .rowwise import Rope, added, feed_forward, heads, lowered, normed
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 TextKV = Sequence[tuple[Tensor, Tensor]]
 
@@ -81,8 +84,11 @@ class KeyValueCache:
     ) -> None:
         """`device` is where the network computes, if that is not where its weights are kept."""
         config, device = model.config, device or model.patch_embedding.bias.device
-        shape = (config.num_layers, batch, frames * frame_tokens, config.num_heads, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2))
+        shape = (batch, frames * frame_tokens, config.num_heads, config.head_dim)
+        # A tensor a layer: an allocator finds room for these where others were, which it does not for gigabytes.
+        self.keys, self.values = (
+            [torch.empty(shape, dtype=model.dtype, device=device) for _ in range(config.num_layers)] for _ in range(2)
+        )
         self.capacity, self.frame_tokens, self.sink = frames * frame_tokens, frame_tokens, sink * frame_tokens
         self.clear()
 
@@ -98,19 +104,19 @@ class KeyValueCache:
             evicted = self.filled + tokens - self.capacity
             kept = slice(self.sink + evicted, self.filled)
             moved = slice(self.sink, self.filled - evicted)
-            for buffer in (self.keys, self.values):
-                buffer[:, :, moved] = buffer[:, :, kept].clone()
+            for buffer in (*self.keys, *self.values):
+                buffer[:, moved] = buffer[:, kept].clone()
             self.filled -= evicted
         self.filled += end - self.seen
         self.seen, self.start = end, self.filled - tokens
 
     def slot(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Views of one layer: where the open frames' keys and values go, and all that their queries may see."""
-        keys, values = self.keys[layer, :, : self.filled], self.values[layer, :, : self.filled]
+        keys, values = self.keys[layer][:, : self.filled], self.values[layer][:, : self.filled]
         return keys[:, self.start :], values[:, self.start :], keys, values
 
 
-def rope_angles(first_frame: int, grid: Sequence[int], head_dim: int, device: Any = None) -> tuple[Tensor, Tensor]:
+def rope_angles(first_frame: int, grid: Sequence[int], head_dim: int, device: Any = None) -> Rope:
     """cos and sin [tokens, 1, head_dim/2] for tokens on a (frames, rows, columns) grid, any frame number.
 
     The head's pairs are split into time, height and width: head_dim - 4q, 2q and 2q dimensions with q = head_dim // 6
@@ -130,13 +136,6 @@ def rope_angles(first_frame: int, grid: Sequence[int], head_dim: int, device: An
     return turn.cos().float(), turn.sin().float()
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn adjacent pairs of x [B, tokens, heads, head_dim] by their angles, in float32."""
-    cos, sin = rope
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).to(x.dtype)
-
-
 def sinusoid(t: Tensor, dim: int) -> Tensor:
     """Timestep embedding [..., dim] = [cos | sin](t * 10000^(-i / (dim/2))), float64."""
     half = dim // 2
@@ -145,7 +144,7 @@ def sinusoid(t: Tensor, dim: int) -> Tensor:
     return torch.cat([turn.cos(), turn.sin()], dim=-1)
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """Projections shared by self- and cross-attention; queries and keys are normalised over the full width."""
 
     def __init__(self, config: WanConfig, operations: Any) -> None:
@@ -154,8 +153,9 @@ class Attention(nn.Module):
         self.norm_q, self.norm_k = (operations.RMSNorm(config.dim, eps=config.eps) for _ in range(2))
         self.heads = config.num_heads
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
+    @property
+    def three(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.q, self.k, self.v
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.norm_k(self.k(x)), self.v(x)
@@ -179,25 +179,26 @@ class Block(nn.Module):
     def forward(self, x, e, rope, text_kv, slot, group, wanted, attend):
         """x [B, F, S, d], e [B, F, 6, d]. Only the last `wanted` frames are computed beyond their keys and values."""
         own_keys, own_values, keys, values = slot
-        size = x.shape[2]
+        own, text, size = self.self_attn, self.cross_attn, x.shape[2]
         rows = (self.modulation.to(e) + e).unsqueeze(3).unbind(2)
-        shift1, scale1, gate1, shift2, scale2, gate2 = (row[:, -wanted:] for row in rows)
-        hidden = torch.addcmul(rows[0], self.norm1(x), 1 + rows[1]).flatten(1, 2)
-        k, v = self.self_attn.keys_values(hidden)
-        own_keys.copy_(rotate(k, rope))
-        own_values.copy_(v)
+        _, hidden = normed(x, self.norm1, own.q, rows[0], rows[1])
+        q, k, v = own.project(hidden, wanted * size)
+        heads(k, own.norm_k, rope, own.heads, out=own_keys)
+        heads(v, None, None, own.heads, out=own_values)
         if not wanted:
             return x[:, :0]
         x = x[:, -wanted:]
-        q = self.self_attn.queries(hidden[:, -wanted * size :])
-        q = rotate(q, tuple(part[-wanted * size :] for part in rope))
-        mixed = self.self_attn.o(_grouped(attend, q, keys, values, group * size).flatten(2))
-        x = torch.addcmul(x, gate1, mixed.view_as(x))
+        _, _, gate1, shift2, scale2, gate2 = (row[:, -wanted:] for row in rows)
+        q = heads(q, own.norm_q, tuple(part[-wanted * size :] for part in rope), own.heads)
+        mixed = own.o(lowered(_grouped(attend, q, keys, values, group * size).flatten(2), own.o))
 
-        q = self.cross_attn.queries(self.norm3(x).flatten(1, 2))
-        x = x + self.cross_attn.o(attend(q, *text_kv).flatten(2)).view_as(x)
+        x, hidden = normed(x, self.norm3, text.q, update=mixed.view_as(x), gate=gate1)
+        q = heads(text.q(hidden), text.norm_q, None, text.heads)
+        mixed = text.o(lowered(attend(q, *text_kv).flatten(2), text.o))
 
-        return torch.addcmul(x, gate2, self.ffn(torch.addcmul(shift2, self.norm2(x), 1 + scale2)))
+        first, _, second = self.ffn
+        x, hidden = normed(x, self.norm2, first, shift2, scale2, update=mixed.view_as(x))
+        return added(x, feed_forward(first, second, hidden).view_as(x), gate2)
 
 
 def _grouped(attend: Attend, q: Tensor, keys: Tensor, values: Tensor, group: int) -> Tensor:
@@ -241,6 +242,11 @@ class CausalWan(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.patch_embedding.bias.dtype
+
+    def join(self) -> None:
+        """Fewer products from now on; for weights that stay where they are."""
+        for block in self.blocks:
+            block.self_attn.join()
 
     def encode_text(self, embeddings: Tensor) -> TextKV:
         """Keys and values of the cross-attention, per layer, from text embeddings [B, text_len, text_dim].

@@ -34,8 +34,3 @@ class FlowTable:
     def x0_from_flow(self, flow: Tensor, x: Tensor, t: float) -> Tensor:
         """float64 in between, as in the reference; the result has x's dtype."""
         return (x.double() - self.sigma(t) * flow.double()).to(x.dtype)
-
-
-def uniform_steps(count: int, strength: float = 1.0) -> list[int]:
-    """Krea's rule for `count` steps: q = trunc(linspace(1000 strength, 0, count)), in float32."""
-    return torch.linspace(1000 * strength, 0, count).int().tolist()

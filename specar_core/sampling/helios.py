@@ -16,26 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..noise import Draw
 from .helios_schedule import LEVELS, base_sigmas, distilled_sigmas, mid_sigmas
 from .unipc import UniPC
 
 Velocity = Callable[[Tensor, float], Tensor]
-OnStep = Callable[[Tensor], None]
-Draw = Callable[[int], Tensor]
-Sample = Callable[[Velocity, Draw, Sequence[int], OnStep | None], Tensor]  # one of the three below
+OnSample = Callable[[Tensor], None]
+Sample = Callable[[Velocity, Draw, Sequence[int], OnSample | None], Tensor]  # one of the three below
 
 # CFG-Zero* (arXiv:2503.18886): Mid's first steps do not move; the flow there is worse than none.
 ZEROED_STEPS = 2
 
 
-def sample_base(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnStep | None = None) -> Tensor:
+def sample_base(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
     """UniPC at one resolution; times are fractional."""
     noise = draw(0)
     sigmas = base_sigmas(steps[0], token_count(noise))
     return _unipc(velocity, noise, sigmas, [1000 * sigma for sigma in sigmas], on_step)
 
 
-def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnStep | None = None) -> Tensor:
+def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
     """The pyramid with UniPC, steps[i] of them in level i; the velocity is not asked in the zeroed steps."""
 
     def solve(x: Tensor, index: int, tokens: int) -> Tensor:
@@ -46,7 +46,7 @@ def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: On
     return _pyramid(draw, solve)
 
 
-def sample_distilled(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnStep | None = None) -> Tensor:
+def sample_distilled(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
     """The pyramid with DMD, steps[i] of them in level i."""
 
     def solve(x: Tensor, index: int, tokens: int) -> Tensor:
@@ -75,7 +75,7 @@ def _unipc(
     x: Tensor,
     sigmas: Sequence[float],
     times: Sequence[float],
-    on_step: OnStep | None,
+    on_step: OnSample | None,
     zeroed: int = 0,
 ) -> Tensor:
     solver = UniPC(sigmas)
@@ -90,7 +90,7 @@ def _unipc(
 
 
 def dmd(
-    velocity: Velocity, x: Tensor, sigmas: Sequence[float], times: Sequence[float], on_step: OnStep | None
+    velocity: Velocity, x: Tensor, sigmas: Sequence[float], times: Sequence[float], on_step: OnSample | None
 ) -> Tensor:
     """Predict the end, go back towards the start by the next sigma: always the same start, no fresh noise."""
     start = x

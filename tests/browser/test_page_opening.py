@@ -20,7 +20,7 @@ def test_every_node_is_there(comfy, workflow):
     shown = comfy.page.evaluate("() => app.graph.nodes.map(node => [node.type, !!node.has_errors])")
     missing = [[node["type"], "models" in node["properties"]] for node in told["nodes"]]  # their files are not here
     assert sorted(shown) == sorted(missing)
-    expect(comfy.timeline).to_be_visible()
+    expect(comfy.timeline.first).to_be_visible()
     comfy.picture(workflow.stem)
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import av
 import pytest
 from conftest import CHECKOUT, PACK_NAME, installed
 from graphs import from_workflow
@@ -11,16 +12,30 @@ from specar_core.video import read_metadata
 # Published: graphs in the world hold widget values by position, so this only ever grows, at each node's end.
 INPUTS = {
     "SpecARLoader": "backbone target drafter precision attention text_encoder vae",
-    "SpecARScheduler": "models seconds blocks width height policy k positions",
-    "SpecARSpeculativeSampler": "models schedule positive vae seed negative",
+    "SpecARScheduler": "models seconds blocks width height policy k positions prompts",
+    "SpecARSpeculativeSampler": "models schedule positive vae seed negative start_image source_video strength",
     "SpecARVideoDecode": "samples vae report images",
+    "SpecARPromptTimeline": "models clip timeline",
+    "SpecARPromptList": "clip prompts",
+    "SpecARLora": "models lora strength role",
+    "SpecARRace": "video_1 report_1 video_2 report_2 video_3 report_3",
 }
-OPTIONAL = {"text_encoder", "vae of SpecARLoader", "negative", "report", "images"}
+OPTIONAL = {
+    "SpecARLoader": "text_encoder vae",
+    "SpecARScheduler": "prompts",
+    "SpecARSpeculativeSampler": "negative start_image source_video strength",
+    "SpecARVideoDecode": "report images",
+    "SpecARRace": "video_3 report_3",
+}
 OUTPUTS = {
     "SpecARLoader": ["SPECAR_MODELS", "CLIP", "VAE"],
     "SpecARScheduler": ["SPECAR_SCHEDULE"],
     "SpecARSpeculativeSampler": ["LATENT", "SPECAR_REPORT"],
     "SpecARVideoDecode": ["VIDEO", "IMAGE"],
+    "SpecARPromptTimeline": ["CONDITIONING"],
+    "SpecARPromptList": ["CONDITIONING"],
+    "SpecARLora": ["SPECAR_MODELS"],
+    "SpecARRace": ["VIDEO"],
 }
 WORKFLOWS = sorted(path.stem for path in (CHECKOUT / "workflows").glob("*.json"))
 PAGE_ONLY = {"MarkdownNote"}
@@ -42,8 +57,8 @@ def inputs(node):
 
 def test_node_ids_inputs_and_outputs_are_frozen(ours):
     assert {name: " ".join(inputs(node)) for name, node in ours.items()} == INPUTS
-    optional = {name for node in ours.values() for name in node["input"].get("optional", {})}
-    assert optional == {name.partition(" ")[0] for name in OPTIONAL}
+    optional = {name: " ".join(node["input"].get("optional", {})) for name, node in ours.items()}
+    assert {name: inputs for name, inputs in optional.items() if inputs} == OPTIONAL
     assert {name: node["output"] for name, node in ours.items()} == OUTPUTS
 
 
@@ -53,7 +68,7 @@ def test_a_named_choice_stands_first_in_every_list(ours):
         for name, (kind, *options) in inputs(node).items():
             if kind == "COMBO":
                 first = options[0]["options"][0]
-                assert first == ("krea" if name == "backbone" else "auto"), name
+                assert first == {"backbone": "krea", "lora": "none"}.get(name, "auto"), name
 
 
 def test_our_nodes_are_ours(ours):
@@ -107,18 +122,41 @@ def test_a_workflow_fits_its_nodes(definitions, name):
         assert definitions[slots[source]["type"]]["output"][output] == kind
     for node in graph.values():
         assert definitions[node["class_type"]]["input"]["required"].keys() <= node["inputs"].keys()
-    if name != "tiny":
+    if loads(workflow) != "tiny":
         models = {model["name"]: model for node in workflow["nodes"] for model in node["properties"].get("models", [])}
         chosen = {value for node in workflow["nodes"] for value in node["widgets_values"]}
         assert models and models.keys() <= chosen, "the page asks for missing models only if a widget names them"
         assert all(model["url"].endswith(name) and model["directory"] for name, model in models.items())
 
 
-def test_the_tiny_workflow_runs_as_it_is(host, definitions):
-    workflow = json.loads((CHECKOUT / "workflows" / "tiny.json").read_text("utf-8"))
-    run = host.client.run(from_workflow(workflow, definitions), workflow=workflow)
+FRAMES = {"tiny": 90, "image to video": 37, "video to video": 30, "prompt timeline": 99, "race": 18}
+SHORTER = {"image to video": 3, "video to video": 3, "race": 2}
+
+
+def test_every_workflow_of_the_tiny_pair_is_run():
+    workflows = {name: json.loads((CHECKOUT / "workflows" / f"{name}.json").read_text("utf-8")) for name in WORKFLOWS}
+    assert {name for name, workflow in workflows.items() if loads(workflow) == "tiny"} == FRAMES.keys()
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_workflow_of_the_tiny_pair_runs_as_it_is(host, definitions, name):
+    """But for the length of some."""
+    workflow = json.loads((CHECKOUT / "workflows" / f"{name}.json").read_text("utf-8"))
+    graph = from_workflow(workflow, definitions)
+    for node in graph.values():
+        if node["class_type"] == "SpecARScheduler" and name in SHORTER:
+            node["inputs"]["blocks"] = SHORTER[name]
+    run = host.client.run(graph, workflow=workflow)
     assert run.end == "execution_success", run.error
     (saved,) = (host.output(shown) for shown in run.outputs.values() if "images" in shown)
+    with av.open(str(saved)) as video:
+        assert video.streams.video[0].frames == FRAMES[name]
     inside = read_metadata(saved)
     assert json.loads(inside["workflow"]) == workflow
-    assert json.loads(inside["specar"])["frames"] == 90
+    assert name == "race" or json.loads(inside["specar"])["frames"] == FRAMES[name]
+
+
+def loads(workflow):
+    """The pair of a workflow."""
+    (loader,) = (node for node in workflow["nodes"] if node["type"] == "SpecARLoader")
+    return loader["widgets_values"][0]

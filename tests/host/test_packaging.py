@@ -42,7 +42,7 @@ def test_requirements_name_nothing_that_could_break_a_host():
     for line in lines:
         name, bound, _ = line.partition(">=")
         assert bound, f"{line}: lower bounds only"
-        assert name in ("safetensors", "transformers", "tokenizers", "sentencepiece", "av"), name
+        assert name in ("safetensors", "transformers", "tokenizers", "sentencepiece", "av", "Pillow"), name
 
 
 def test_what_is_shipped():
@@ -51,9 +51,23 @@ def test_what_is_shipped():
     assert not [file for file in shipped if file.startswith(("tests/", "benchmarks/", "training/", "scripts/"))]
 
 
-def test_the_oldest_comfyui_without_metadata(tmp_path_factory):
+def test_the_oldest_comfyui_without_metadata_with_model_folders_of_its_own_R61(tmp_path_factory):
     base = tmp_path_factory.mktemp("oldest")
-    with running(installed("SPECAR_HOST_OLDEST", "1.0.0"), base, "--disable-metadata", pack="SpecAR späce") as host:
+    more = [base / "disk one" / "nets", base / "disk two" / "nets"]
+    for folder in more:
+        folder.mkdir(parents=True)
+    (more[1] / "target.safetensors").touch()
+    told = "".join(f"    {folder}\n" for folder in more)
+    (base / "paths.yaml").write_text(f"mine:\n  diffusion_models: |\n{told}")
+    arguments = ("--disable-metadata", "--extra-model-paths-config", str(base / "paths.yaml"))
+    with running(installed("SPECAR_HOST_OLDEST", "1.0.0"), base, *arguments, pack="SpecAR späce") as host:
+        kinds = {kind["name"]: kind["folders"] for kind in host.client.get("/experiment/models")}
+        own = base / "models"
+        before = [str(own / name) for name in ("unet", "diffusion_models")]
+        assert kinds["diffusion_models"][:4] == [*before, *map(str, more)]
+        assert kinds["vae"][0] == str(own / "vae") and "checkpoints" in kinds
+        loader = host.client.get("/object_info/SpecARLoader")["SpecARLoader"]["input"]["required"]
+        assert loader["target"][1]["options"] == ["auto", "target.safetensors"]
         before = contents(host.pack)
         assert "0.16.3" in host.log
         done = host.client.run(tiny())

@@ -68,6 +68,23 @@ def test_what_the_page_is_told(fresh):
     assert run.previews
 
 
+def test_a_preview_that_fails_ends_nothing_R98(host, fresh):
+    fresh.post("/probe/fail-previews", {"times": 1})
+    run = fresh.run(tiny(blocks=3, seed=20))
+    assert run.end == "execution_success", run.error
+    assert run.previews, "the next block's were not tried"
+    assert "no preview of block 0 (no room for a preview)" in host.log
+
+
+@pytest.mark.parametrize("setting, value", [("SpecAR.Preview", False), ("Comfy.Execution.PreviewMethod", "none")])
+def test_no_preview_if_a_setting_says_so_R97(fresh, setting, value):
+    fresh.post(f"/settings/{setting}", value)
+    run = fresh.run(tiny(seed=21))
+    fresh.post(f"/settings/{setting}", True if value is False else "default")
+    assert run.end == "execution_success" and not run.previews
+    assert run.progress("sampler")[-1][0] == run.progress("sampler")[-1][1]
+
+
 def test_an_unchanged_graph_runs_nothing(fresh):
     graph = tiny(seed=2)
     first, again = fresh.run(graph), fresh.run(graph)

@@ -5,6 +5,7 @@ import gc
 import torch
 from aiohttp import web
 from comfy_api.latest import ComfyExtension, io
+from PIL import Image
 from server import PromptServer
 
 
@@ -14,6 +15,24 @@ async def alive(request):
     names = ("CausalWan", "WanVAE", "KeyValueCache", "TinyText")
     found = [type(thing).__name__ for thing in gc.get_objects() if "specar_core" in str(type(thing).__module__)]
     return web.json_response({name: found.count(name) for name in names})
+
+
+@PromptServer.instance.routes.post("/probe/fail-previews")
+async def fail_previews(request):
+    """The next pictures cannot be made: {"times": how many}."""
+    times = (await request.json())["times"]
+    make = Image.fromarray
+
+    def fail(*arguments, **options):
+        nonlocal times
+        if times:
+            times -= 1
+            raise MemoryError("no room for a preview")
+        Image.fromarray = make
+        return make(*arguments, **options)
+
+    Image.fromarray = fail
+    return web.json_response({})
 
 
 class ProbeConditioning(io.ComfyNode):

@@ -1,0 +1,120 @@
+"""What stands between a transformer's matrix products, row by row: norms, modulation, RoPE, residuals, GELU.
+
+Plain torch says what is meant. On a GPU Triton does each in one pass, which torch does in up to six, and hands rows on
+in fp8 where the product behind them wants that.
+"""
+
+import functools
+import logging
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .joined import Rows
+from .low_precision import Fp8Linear, Quantised
+
+log = logging.getLogger("specar")
+
+Rope = tuple[Tensor, Tensor]
+
+
+def kernels(x: Tensor, *layers: nn.Module) -> ModuleType | None:
+    """Triton's version for a tensor that it can take; torch's own needs no more than torch.
+
+    It knows no gradients and is nothing for torch.compile, which has its own way. Layers of a host (`operations`) may
+    keep their weights elsewhere, and change them, until they are called: nobody else reads those.
+    """
+    own = all(type(layer) in (nn.LayerNorm, nn.RMSNorm, nn.Linear, Fp8Linear) for layer in layers)
+    busy = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return _kernels() if x.is_cuda and own and not busy else None
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        from . import rowwise_kernels
+    except ImportError as error:
+        log.info("the models run on plain torch, which takes about a third longer: %s", error)
+        return None
+    return rowwise_kernels
+
+
+def normed(
+    x: Tensor,
+    norm: nn.Module,
+    consumer: nn.Module,
+    shift: Tensor | None = None,
+    scale: Tensor | None = None,
+    update: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> tuple[Tensor, Rows]:
+    """x + gate * update, and that through LayerNorm and modulation, norm(x) * (1 + scale) + shift, for `consumer`.
+
+    x, update [B, F, S, d]; shift, scale, gate [B, F, 1, d]; each may be left out.
+    """
+    layers = [norm] if norm.elementwise_affine else []
+    if fused := kernels(x, *layers):
+        size, fp8 = x.shape[2], isinstance(consumer, Fp8Linear)
+        vectors = {
+            "shift": norm.bias if shift is None else shift.squeeze(2),
+            "scale": norm.weight if scale is None else scale.squeeze(2),
+            "update": None if update is None else update.flatten(1, 2).contiguous(),
+            "gate": None if gate is None else gate.squeeze(2),
+        }
+        plus = float(scale is not None)
+        total, rows, scales = fused.residual_norm(
+            x.flatten(1, 2).contiguous(), size, **vectors, plus=plus, eps=norm.eps, fp8=fp8
+        )
+        return total.view_as(x), Quantised(rows, scales) if fp8 else rows
+    x = x if update is None else added(x, update, gate)
+    y = norm(x) if shift is None or scale is None else torch.addcmul(shift, norm(x), 1 + scale)
+    return x, y.flatten(1, 2)
+
+
+def added(x: Tensor, update: Tensor, gate: Tensor | None = None) -> Tensor:
+    """x + gate * update, shaped as above."""
+    if fused := kernels(x):
+        gate = None if gate is None else gate.squeeze(2)
+        rows = x.flatten(1, 2).contiguous()
+        return fused.residual_norm(rows, x.shape[2], update=update.flatten(1, 2).contiguous(), gate=gate)[0].view_as(x)
+    return x + update if gate is None else torch.addcmul(x, gate, update)
+
+
+def heads(x: Tensor, norm: nn.Module | None, rope: Rope | None, count: int, out: Tensor | None = None) -> Tensor:
+    """x [B, N, d] through RMSNorm and RoPE, as [B, N, heads, head_dim]; into `out` where it is given."""
+    layers = [] if norm is None else [norm]
+    if fused := kernels(x, *layers):
+        if out is None:
+            out = x.new_empty(*x.shape[:2], count, x.shape[2] // count)
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return fused.turn(x, gain, rope, out, eps)
+    x = (x if norm is None else norm(x)).unflatten(-1, (count, -1))
+    x = x if rope is None else rotate(x, rope)
+    return x if out is None else out.copy_(x)
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Turn adjacent pairs of x [B, tokens, heads, head_dim] by their angles, in float32."""
+    cos, sin = rope
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).to(x.dtype)
+
+
+def feed_forward(first: nn.Module, second: nn.Module, x: Rows) -> Tensor:
+    """Two layers with GELU (by tanh) between them."""
+    if isinstance(x, Tensor) and kernels(x, first) and isinstance(first, nn.Linear):
+        # GELU in the product's last step: 2.4 ms a step of the 14B model.
+        y = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)
+        return second(y.unflatten(0, x.shape[:-1]))
+    y = first(x)
+    if (fused := kernels(y, first, second)) and isinstance(second, Fp8Linear):
+        return second(Quantised(*fused.quantised(y, gelu=True)))
+    return second(F.gelu(y, approximate="tanh"))
+
+
+def lowered(x: Tensor, consumer: nn.Module) -> Rows:
+    """x, or its rows in fp8 if the consumer takes those."""
+    fused = kernels(x)
+    return Quantised(*fused.quantised(x)) if fused and isinstance(consumer, Fp8Linear) else x

@@ -1,0 +1,89 @@
+"""The race itself: one video after another from the same prompt, seed and noise, of models that are loaded once."""
+
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..backbones.base import Machine
+from ..errors import UsageError
+from ..generate import Listener, Loaded, generate, write_json
+from ..job import Job
+from ..noise import noise
+from ..progress import Progress
+from ..rollout import rollout
+from ..schedule import Schedule
+from ..score import score
+from ..timeline import Prompts
+from ..video import keep, replacing
+from . import Clip, page
+
+STEADY = 2  # blocks of a role after which nothing is done for the first time
+
+
+def race(
+    jobs: Sequence[Job],
+    machine: Machine,
+    paths: Mapping[str, Path],
+    out: Path,
+    *,
+    embed: bool = False,
+    overwrite: bool = False,
+    listening: Callable[[Job], Listener] = lambda job: Listener(),
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Write the page `out`, the scores FILE.json and the videos FILE-1-POLICY.mp4 ... beside it; returns the scores.
+
+    jobs: they differ in prompts and schedules only; paths: as `generate` takes them; embed: the page holds the videos,
+    which lie beside it all the same. A race that does not finish keeps its whole videos.
+    """
+    if len({job.schedule.policy for job in jobs}) < 2:
+        raise UsageError("a race takes two or more different policies: --policy spread:2 --policy target-only")
+    if out.suffix.lower() != ".html":
+        raise UsageError(f"{out} does not end in .html, as the page of a race does")
+    videos = [out.with_name(f"{out.stem}-{number}-{_slug(job)}.mp4") for number, job in enumerate(jobs, 1)]
+    if not overwrite:
+        keep(out, out.with_suffix(".json"), *videos, *(video.with_suffix(".json") for video in videos))
+    loaded = Loaded(jobs, machine, paths)
+    _warm_up(jobs, loaded, listening(jobs[0]), progress)
+    clips = []
+    for job, video in zip(jobs, videos, strict=True):
+        told = listening(job)
+        report = generate(job, machine, paths, video, overwrite=overwrite, listener=told, loaded=loaded)
+        clips.append(Clip(_embedded(video) if embed else quote(video.name), report))
+    scores = score(videos, progress)
+    write_json(scores, out.with_suffix(".json"))
+    data = page(clips, scores).encode("utf-8", "replace")
+    with replacing(out, len(data)) as part:
+        part.write_bytes(data)
+    return scores
+
+
+def _warm_up(jobs: Sequence[Job], loaded: Loaded, listener: Listener, progress: Progress) -> None:
+    """Some blocks of each role that nobody sees: whoever runs first must not pay for what is done once."""
+    roles = [role for role in ("target", "drafter") if any(role in job.roles for job in jobs)]
+    blocks, targets = STEADY * len(roles), range(STEADY if "target" in roles else 0)
+    job = replace(jobs[0], cues=jobs[0].cues[:1], schedule=Schedule(blocks, tuple(targets)))
+    prompts = Prompts(job.cues, loaded.prompt(job, listener))
+    shape = job.backbone.geometry.latent_shape(job.width, job.height)
+    found = rollout(
+        loaded.pair(job, listener),
+        job.schedule,
+        prompts,
+        lambda block, draw: noise(job.seed, block, draw, shape),
+        height=job.height,
+        width=job.width,
+    )
+    for done, _ in enumerate(found, 1):
+        progress("warming up", done, blocks)
+
+
+def _slug(job: Job) -> str:
+    return re.sub(r"[^A-Za-z0-9.@-]+", "-", job.schedule.policy)[:60]
+
+
+def _embedded(video: Path) -> str:
+    return "data:video/mp4;base64," + base64.b64encode(video.read_bytes()).decode()

@@ -1,0 +1,144 @@
+"""The studies of schedules and routers: their statistics on scores that are known, and the whole way once."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_rollout import PROMPT, SIZE, make_pair
+
+from benchmarks import policies, policy_times, schedule_study
+from benchmarks.paired import interval, share
+from specar_core.backbones.tiny import FOLDER
+from specar_core.policies import parse
+
+PROMPTS = 40
+
+
+def test_intervals_hold_the_mean_and_narrow_with_prompts():
+    chance = np.random.default_rng(1)
+    few, many = (interval(chance.normal(0.3, 1.0, n)) for n in (50, 1000))
+    for found in (few, many):
+        assert found["low"] < found["mean"] < found["high"] and found["low"] < 0.3 < found["high"]
+    assert many["high"] - many["low"] == pytest.approx(2 * 1.96 / math.sqrt(1000), rel=0.1)
+    assert interval([math.nan, 1.0])["n"] == 1 and interval([])["mean"] is None
+    lost = chance.normal(1.0, 0.3, 200)
+    assert share(0.25 * lost, lost)["mean"] == pytest.approx(0.25)
+    assert share(lost, chance.normal(0.0, 1.0, 200))["mean"] is None  # nothing that is surely lost
+
+
+def made_up(blocks: int, kept: float) -> dict[str, dict[str, np.ndarray]]:
+    """Scores by the toy model: each draft block loses 0.02, a target block keeps a share of what was lost."""
+    chance = np.random.default_rng(0).normal(0, 0.05, (PROMPTS, 1))
+    found = {}
+    for name in schedule_study.schedules(blocks, 2):
+        lost, targets, by_block = 0.0, set(parse(name, blocks)[0].targets), []
+        for block in range(blocks):
+            lost = lost * kept if block in targets else lost + 0.02
+            by_block.append(1 - lost)
+        by = np.array(by_block) + chance
+        plain = dict.fromkeys((*schedule_study.SHOWN, *schedule_study.PER_CLIP), np.zeros(PROMPTS))
+        found[name] = {**plain, "agreement": by.mean(1), "agreement by block": by}
+    return found
+
+
+def test_the_study_finds_what_it_was_given():
+    healed = schedule_study.analyse(made_up(12, 0.0), 12)
+    for against in healed["spread_minus"].values():
+        assert all(other["agreement"]["low"] >= 0 for other in against.values())
+    assert healed["spread_minus"]["3"]["front"]["agreement"]["low"] > 0.01
+    assert healed["recovery"]["block"] == 6 and healed["recovery"]["share"][0]["mean"] == pytest.approx(1)
+    curve = healed["run_position"]["minus_last_target"]
+    assert [round(curve[str(run)]["mean"], 4) for run in range(4)] == [0, -0.02, -0.04, -0.06]
+    assert healed["drift"]["draft-only"]["low"] > 0.1 and healed["drift"]["target-only"]["mean"] == 0
+    stuck = schedule_study.analyse(made_up(12, 1.0), 12)
+    assert stuck["spread_minus"]["3"]["front"]["agreement"]["high"] < 0  # where nothing heals, front is best
+    assert stuck["recovery"]["share"][0]["mean"] == pytest.approx(1 / 6)  # it has only not lost that block
+    assert "| spread:3 | 3 | 3 |" in schedule_study.markdown({"12": stuck})
+
+
+def test_useful_budgets_are_those_of_the_specification():
+    assert schedule_study.useful(36) == [1, 2, 3, 4, 5, 6, 8, 9, 12, 18, 36]
+
+
+def test_a_chunk_that_not_all_schedules_were_made_for_does_not_count():
+    tasks = [schedule_study.Task(chunk, 1, 3, name) for chunk in range(2) for name in ("first", "draft-only")]
+    results = [(task, {"agreement": np.array([float(index)])}) for index, task in enumerate(tasks[:3])]
+    found = schedule_study.joined(results, tasks)
+    assert {name: scores["agreement"].tolist() for name, scores in found[3].items()} == {
+        "first": [0],
+        "draft-only": [1],
+    }
+    assert schedule_study.joined(results[:1], tasks) == {}
+
+
+def test_the_schedule_study_runs_on_a_processor(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(schedule_study, "schedules", lambda *_: ["target-only", "draft-only", "first", "spread:2",
+                                                                 "front:2", "back:2", "random:2@0"])  # fmt: skip
+    arguments = "--device cpu --prompts 1 --blocks 3 --seeds 1 --workers 1 --folder"
+    schedule_study.main([*arguments.split(), str(tmp_path)])
+    told = json.loads((tmp_path / "schedule_study.json").read_text())
+    scores = told["studies"]["3"]["schedules"]
+    assert {name: len(row["by_block"]) for name, row in scores.items()}.keys() >= {"spread:2", "front:2", "draft-only"}
+    assert scores["spread:2"]["by_block"][0] == scores["target-only"]["by_block"][0]  # paired noise
+    assert scores["front:2"]["per_prompt"] != scores["first"]["per_prompt"]
+    assert (tmp_path / "schedule_study_3.png").stat().st_size > 10_000 and "| spread:2 | 2 |" in capsys.readouterr().out
+
+
+def test_routers_decide_row_by_row_as_they_do_alone():
+    """A batch of two videos, each with its own router, against the same videos by themselves."""
+
+    def study(rows):
+        where = policies.Machine(torch.device("cpu"), "fp32")
+        made = policies.Study(FOLDER, where, 3, [policies.sample_scene(1), policies.sample_scene(2)][rows], 0)
+        noise = made.noise
+        made.noise = lambda block, index: torch.cat([noise(block, index)[:1]] * len(made.scenes))
+        return made
+
+    both = study(slice(0, 2))
+    alone = [study(slice(row, row + 1)) for row in range(2)]
+    open_ = parse("sdvg:-inf", 3)[0]
+    scores = [[d.score for d in router.decisions[1:]] for router in both.play(open_)["routers"]]
+    tau = (scores[0][0] + scores[1][0]) / 2  # the first draft of one is kept, and of the other not
+    together = both.play(parse(f"sdvg:{tau}", 3)[0])
+    assert len({tuple(kinds) for kinds in together["kinds"]}) == 2
+    for row, one in enumerate(alone):
+        single = [d.score for d in one.play(open_)["routers"][0].decisions[1:]]
+        assert scores[row] == pytest.approx(single, abs=1e-3) and scores[row] != pytest.approx(
+            scores[1 - row], abs=0.01
+        )
+        played = one.play(parse(f"sdvg:{tau}", 3)[0])
+        assert played["kinds"][0] == together["kinds"][row]
+        assert np.allclose(played["scores"][0], together["scores"][row], atol=0.02)
+
+
+def test_policies_are_compared_at_equal_count_and_equal_time():
+    costs = {"target": 2.0, "draft": 0.5, "accepted": 1.0, "rejected": 3.0}
+
+    def one(kinds, score):
+        return {"scores": np.full((PROMPTS, 4), score), "kinds": [kinds] * PROMPTS}
+
+    played = {f"spread:{k}": one(["target"] * k + ["draft"] * (4 - k), 0.5 + k / 10) for k in range(1, 5)}
+    played["sdvg, agreement at k=2"] = one(["target", "rejected", "accepted", "accepted"], 0.75)
+    found = policies.analyse(played, 4, [2], costs)
+    row = found["policies"]["sdvg, agreement at k=2"]
+    assert row["seconds"]["mean"] == 7 and row["targets"]["mean"] == 2 and row["rejected_by_block"] == [0, 1, 0, 0]
+    count, in_time = row["spread_minus_this"]["equal count"], row["spread_minus_this"]["equal time"]
+    assert count["k"] == 2 and count["mean"] == pytest.approx(-0.05)
+    assert in_time["k"] == 4 - 1 and in_time["mean"] == pytest.approx(0.05)  # 3 x 2 + 0.5 s fit into 7
+    assert set(found["policies"]) == {"spread:2", "sdvg, agreement at k=2"}
+
+
+def test_a_router_takes_what_the_authors_of_sdvg_spend():
+    reward = policy_times.RewardSized(small=True).eval()
+    size = SIZE["width"], SIZE["height"]
+    (row,) = policy_times.compare(make_pair(), reward, [2], 5, size, PROMPT)
+    forwards = {name: row[name]["forwards"] for name in ("spread", "random", "sdvg lazy", "sdvg eager")}
+    assert forwards["spread"] == forwards["random"] == {"target": 8, "drafter": 12}
+    assert forwards["sdvg lazy"] == {"target": 8, "drafter": 16}
+    assert forwards["sdvg eager"] == {"target": 8 + 3, "drafter": 16}  # a context pass for each kept draft
+    assert row["sdvg lazy"]["targets"] == 2 and row["sdvg lazy"]["rejected"] == 1
+    assert row["sdvg lazy"]["judging_seconds"] > 0
+    with torch.device("meta"):
+        assert 4.3e8 < sum(weight.numel() for weight in policy_times.RewardSized().parameters()) < 4.6e8
