@@ -195,7 +195,9 @@ def scene(job: Job) -> Iterator[Tensor]:
     encoder several times longer than any video."""
     width, height, generator = job.width + 512, job.height, torch.Generator().manual_seed(0)
     layers = (
-        F.interpolate(torch.rand(1, 3, height // size, width // size, generator=generator), (height, width), mode="bicubic")
+        F.interpolate(
+            torch.rand(1, 3, height // size, width // size, generator=generator), (height, width), mode="bicubic"
+        )
         for size in (64, 16, 4)
     )
     picture = sum(layer * weight for layer, weight in zip(layers, (0.6, 0.3, 0.1), strict=True))

@@ -23,7 +23,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specar_core import weights
 from specar_core.backbones import backbone
 from specar_core.backbones.base import Machine
 from specar_core.backbones.session import SessionPair
@@ -32,6 +31,7 @@ from specar_core.models.low_precision import product, quantised
 from specar_core.models.wan import WAN_14B, CausalWan, KeyValueCache, WanConfig
 from specar_core.noise import noise
 from specar_core.tensor_files import open_checkpoint
+from specar_core.weights import load_into
 
 from .common import (
     build,
@@ -152,28 +152,22 @@ def errors(job: Job, where: Machine, role: Any) -> dict[str, float]:
     }
 
 
-def loading(device: torch.device, layers: int) -> dict[str, float]:
-    """Bytes a second of a checkpoint in the page cache, 14B wide with fewer layers, by the number of threads."""
+def loading(device: torch.device, layers: int) -> float:
+    """Gigabytes a second of a checkpoint in the page cache, 14B wide with fewer layers."""
     config = replace(WAN_14B, num_layers=layers)
-    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         with torch.device("meta"):
             network = CausalWan(config)
         state = random_network(network, torch.bfloat16, device).state_dict()
         save_file({name: value.cpu() for name, value in state.items()}, path)
-        del state, network
-        before = weights.LOADERS
-        for threads in (before, 1, before):
-            weights.LOADERS = threads
-            with torch.device("meta"):
-                network = CausalWan(config)
-            started = time.perf_counter()
-            weights.load_into(network, open_checkpoint(path), dtype=torch.bfloat16, device=device)
-            torch.cuda.synchronize()
-            found[f"{threads} threads"] = round(path.stat().st_size / (time.perf_counter() - started) / 1e9, 2)
-        weights.LOADERS = before
-    return found
+        del state
+        with torch.device("meta"):
+            network = CausalWan(config)
+        started = time.perf_counter()
+        load_into(network, open_checkpoint(path), dtype=torch.bfloat16, device=device)
+        torch.cuda.synchronize()
+        return round(path.stat().st_size / (time.perf_counter() - started) / 1e9, 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

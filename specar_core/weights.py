@@ -4,7 +4,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -116,7 +115,6 @@ def identify(checkpoint: Checkpoint) -> Identity:
 
 # ----------------------------------------------------------------------------------------------- loading
 
-LOADERS = 4  # threads that bring weights to a GPU
 # Left over on purpose: buffers that some exports carry and that are computed here, ComfyUI's tokenizer, and what
 # belongs to fp8 weights besides their scale.
 _HARMLESS = frozenset({"mean", "std", "freqs", "spiece_model", "scaled_fp8"})
@@ -168,15 +166,10 @@ def load_into(
         return checkpoint.names[stored[name]].bytes
 
     done = 0
-    # One thread maps pages while another waits for the bus.
-    with ThreadPoolExecutor(LOADERS if torch.device(device).type == "cuda" else 1) as pool:
-        try:
-            for size in pool.map(load, slots.values()):
-                done += size
-                if progress:
-                    progress(done, checkpoint.bytes)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    for names in slots.values():
+        done += load(names)
+        if progress:
+            progress(done, checkpoint.bytes)
 
 
 def in_fp8(module: nn.Module, name: str) -> Fp8Linear | None:

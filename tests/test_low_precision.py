@@ -154,7 +154,7 @@ def test_the_plan_of_krea_fits_46_and_in_fp8_32_gigabytes():
     assert low < 32e9 and half < 46e9
 
 
-def test_older_cards_are_refused_with_the_reason(monkeypatch):
+def test_older_cards_are_refused_with_the_reason_R54(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     low_precision.unavailable.cache_clear()
     with pytest.raises(UsageError, match=r"fp8 cannot be used: .*8\.9.*this GPU has 8\.6; use bf16"):

@@ -68,7 +68,7 @@ def test_time_follows_steps_size_and_length():
 @pytest.mark.parametrize(
     "name, room, advice",
     [
-        ("krea", {"GPU memory": 48 * GB}, r"It fits with --width 7\d\d --height \d{3}$"),
+        ("krea", {"GPU memory": 43 * GB}, r"It fits with --width 7\d\d --height \d{3}$"),
         ("krea", {"GPU memory": 24 * GB}, "It fits with --schedule draft-only$"),
         ("krea", {"GPU memory": 10 * GB}, "Nothing smaller fits"),  # not even the text encoder
         ("helios", {"GPU memory": 48 * GB}, "It fits with --schedule draft-only$"),

@@ -181,12 +181,12 @@ def prepare_rehearsal(vae: WanVAE, text: TinyText, data: Latents, scenes: int, b
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--paths", type=int, default=131072, help="of the teacher's ODE")
     parser.add_argument("--own", type=int, default=8192, help="scenes for own rollouts")
-    parser.add_argument("--own-batch", type=int, default=2048)
-    parser.add_argument("--own-every", type=int, default=250, help="steps")
+    parser.add_argument("--own-batch", type=int, default=1024)
+    parser.add_argument("--own-every", type=int, default=400, help="steps")
     parser.add_argument("--folder", type=Path, default=Path(".train"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)

@@ -59,8 +59,8 @@ def flow_loss(model: CausalWan, text: TinyText, data: Latents, batch: int) -> di
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--continue", dest="onwards", action="store_true", help="train on what is in FOLDER")
     parser.add_argument("--folder", type=Path, default=Path(".train"))
     parser.add_argument("--device", default="cuda")

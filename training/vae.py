@@ -25,7 +25,8 @@ from .scores import AGREEMENTS, measure, summarise
 from .shapes import render, sample_scene
 
 SHORT, LONG = 17, 65  # frames of a clip; the long ones show the decoder what lies behind a clip's beginning
-RATE = 1e-3
+RATE, DECODER_RATE = 1e-3, 1.5e-3
+STEPS, DECODER_STEPS = 2100, 5800
 LATENT_NOISE = 0.15  # of each channel's deviation, added before decoding: a generator will err as well
 HELD_OUT = 1 << 40  # seeds from here on are for evaluation
 
@@ -137,7 +138,7 @@ def gate(vae: WanVAE, clips: int, frames: int = 69) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, help=f"default {STEPS}, of the decoder alone {DECODER_STEPS}")
     parser.add_argument("--batch", type=int, default=32, help="clips of 17 frames a step")
     parser.add_argument("--pool", type=int, default=24576, help="clips of 17 frames to draw from")
     parser.add_argument("--decoder", action="store_true", help="train on the decoder of FOLDER; its latents stay valid")
@@ -160,9 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     long = clip_pool(options.pool // 4, LONG, options.pool, device)
     short_loss = partial(reconstruction_loss, model, short, options.batch)
     long_loss = partial(reconstruction_loss, model, long, options.batch // 4)
-    training = Training({"vae": (model, RATE)}, options.steps)
+    rate, steps = (DECODER_RATE, DECODER_STEPS) if options.decoder else (RATE, STEPS)
+    training = Training({"vae": (model, rate)}, options.steps or steps)
     with mock.patch.object(wan_vae, "kernels", return_value=None):  # the Triton kernels have no backward pass
-        training.run([short_loss, short_loss, long_loss], options.folder / "vae")
+        training.run([short_loss, short_loss, long_loss], options.folder / ("decoder" if options.decoder else "vae"))
     average: Any = training.averages["vae"]
     vae: WanVAE = average.vae
     if not options.decoder:

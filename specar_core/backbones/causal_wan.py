@@ -200,12 +200,18 @@ class CausalWanBackbone(Backbone):
         gpu["decoder histories"] = histories
         if job.source and job.source.kind == "video":
             gpu["encoder histories"] = 2 * size * int(ENCODER_STATE * pixels * self.vae_config.dim)
+
+        def denoising(config: WanConfig) -> int:
+            return size * 2 * self.geometry.latent_frames * tokens * config.ffn_dim * 3
+
+        # Rolling caches stay, and so do those of recorded forwards, with what these work in.
         recorded = {role for role, held in caches.items() if held <= graphs.LARGEST and machine.device.type == "cuda"}
-        if kept := sum(caches.pop(role) for role in {*rolling, *recorded} & caches.keys()):
+        kept = sum(caches.pop(role) for role in {*rolling, *recorded} & caches.keys())
+        kept += sum(denoising(self.configs[role]) for role in recorded)
+        if kept:
             gpu["keys and values that are kept"] = kept
         # One model at a time denoises, with keys and values of its own; or a block is decoded from the one before on.
-        denoising = size * 2 * self.geometry.latent_frames * tokens * widest.ffn_dim * 3
-        gpu["work"] = max(denoising + max(caches.values(), default=0), decoding + histories)
+        gpu["work"] = max(denoising(widest) + max(caches.values(), default=0), decoding + histories)
         return Needs(gpu, text=self.text_bytes)
 
 

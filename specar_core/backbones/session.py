@@ -257,8 +257,8 @@ class SessionRun:
         self.on_step(Step("commit", role, 1, 1))
 
     def _cache(self, role: Role) -> KeyValueCache:
-        """A rolling cache and that of recorded forwards are kept. Any other is for one block: while that is decoded, its
-        memory is the decoder's."""
+        """Rolling caches and those of recorded forwards are kept. Any other is for one block: while that is decoded,
+        its memory is the decoder's."""
         if role in self._caches:
             return self._caches[role]
         batch, _, frames, height, width = self.shape
