@@ -32,6 +32,7 @@ from ..specar_core.backbones.base import Machine, Precision
 from ..specar_core.files import ModelFile, locate_in
 from ..specar_core.models.low_precision import check as check_fp8
 from ..specar_core.models.low_precision import lowered
+from ..specar_core.report import quick_digest
 
 log = logging.getLogger("specar")
 
@@ -128,7 +129,8 @@ def video_file(video: Any) -> Path:
     path = temp_folder() / f"specar-{uuid.uuid4().hex}.mp4"
     path.parent.mkdir(parents=True, exist_ok=True)
     video.save_to(str(path))
-    return path
+    # Named by its content: the same graph finds what it left unfinished.
+    return path.replace(path.with_name(f"specar-{quick_digest(path)[-32:]}.mp4"))
 
 
 def address(path: Path) -> str | None:

@@ -8,23 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..specar_core.backbones import backbone as pair
 from ..specar_core.backbones.base import Backbone
 from ..specar_core.errors import UsageError
 from ..specar_core.job import Job
 from ..specar_core.timeline import Cue, texts
 
 KEY = "specar_cue"  # in the entries of a timeline
+PAIR = "specar_backbone"  # beside it: whose blocks it counts
 
 
-def encode(clip: Any, cues: list[Cue]) -> list:
-    """CONDITIONING with an entry for each prompt."""
+def encode(clip: Any, cues: list[Cue], backbone: Backbone | None = None) -> list:
+    """CONDITIONING with an entry for each prompt. No backbone: they begin with the video, whatever its blocks are."""
     encoded = {text: clip.encode_from_tokens_scheduled(clip.tokenize(text))[0] for text in texts(cues)}
-    return [[encoded[cue.text][0], {**encoded[cue.text][1], KEY: cue.to_dict()}] for cue in cues]
+    name = backbone.name if backbone else None
+    return [[encoded[cue.text][0], {**encoded[cue.text][1], KEY: cue.to_dict(), PAIR: name}] for cue in cues]
 
 
-def cues_of(conditioning: list) -> tuple[Cue, ...]:
+def cues_of(conditioning: list, backbone: Backbone) -> tuple[Cue, ...]:
     """The prompts of a timeline; a prompt of other nodes holds for the whole video, and its text is not known."""
     told = [entry[1].get(KEY) for entry in conditioning]
+    for made in {entry[1].get(PAIR) for entry in conditioning} - {None, backbone.name}:
+        if pair(made).geometry != backbone.geometry:
+            raise UsageError(
+                f"the prompts are snapped to the blocks of {made}, and the models are {backbone.name}: connect the "
+                f"Prompt Timeline to the same Loader"
+            )
     if len(conditioning) == 1 and told[0] is None:
         return (Cue(0, ""),)
     if not told or None in told or [cue["block"] for cue in told] != sorted({cue["block"] for cue in told}):

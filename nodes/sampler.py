@@ -98,7 +98,7 @@ class SpecARSpeculativeSampler(io.ComfyNode):
         given = connected(schedule.backbone, start_image, source_video, strength)
         job, notices = resolve(
             schedule.backbone,
-            cues=cues_of(positive),
+            cues=cues_of(positive, schedule.backbone),
             seed=seed,
             blocks=schedule.blocks,
             width=schedule.width,

@@ -75,7 +75,7 @@ class SpecARScheduler(io.ComfyNode):
     ) -> io.NodeOutput:
         job, notices = resolve(
             models.backbone,
-            cues=cues_of(prompts) if prompts else None,
+            cues=cues_of(prompts, models.backbone) if prompts else None,
             seconds=None if blocks else seconds,
             blocks=blocks or None,
             width=width or None,

@@ -44,7 +44,7 @@ class SpecARPromptTimeline(io.ComfyNode):
         lines = describe(cues, replace(geometry, cuts=cuts(cues)))
         host.say("; ".join([*lines, *notices]))
         told = {"cues": [cue.to_dict() for cue in cues], "lines": lines, "notices": notices}
-        return io.NodeOutput(encode(clip, cues), ui={"specar_timeline": [told]})
+        return io.NodeOutput(encode(clip, cues, models.backbone), ui={"specar_timeline": [told]})
 
 
 class SpecARPromptList(io.ComfyNode):

@@ -21,11 +21,14 @@ from torch import Tensor
 
 from .backbones.base import Committed
 from .errors import SpecarError, UsageError
+from .foreign import SETTINGS, fits, load
 from .rollout import BlockResult
 from .tensor_files import open_checkpoint
 from .video import replacing
 
 FORMAT = 1
+# A node's run has neither of the last three: its graph tells them.
+RUN = {"format": int, "report": SETTINGS, "out?": str, "overwrite?": bool, "files?": dict}
 LOCK, TOLD, BLOCKS, SEGMENTS = "lock", "run.json", "block-*.safetensors", "segment-*.mp4"
 
 
@@ -143,12 +146,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     """What `begin` told. Raises UsageError if there is no run here that this version can continue."""
     path = folder / TOLD
     try:
-        told = json.loads(path.read_text("utf-8"))
+        told = load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{folder} is not the folder of an unfinished run: {TOLD}: {error.strerror}") from None
     except ValueError:
         told = None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not fits(told, RUN) or told["format"] != FORMAT:
         raise UsageError(f"{path} is damaged, or another version of SpecAR wrote it: start again with --overwrite")
     return told
 

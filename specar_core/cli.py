@@ -179,7 +179,7 @@ def video(
         Optional[str], Option("--attention", help="auto, or a name that `specar doctor` lists.")
     ] = None,
     compiled: Annotated[
-        Optional[bool], Option("--compile/--no-compile", help="torch.compile in place of the own kernels: a minute, once.")
+        Optional[bool], Option("--compile/--no-compile", help="torch.compile instead of the own kernels.")
     ] = None,
     models_dir: ModelsDir = None,
     target: Annotated[Optional[Path], Option("--target", help="Checkpoint of the target.")] = None,
@@ -441,7 +441,7 @@ def race(
     ] = None,
     attention: Annotated[str, Option("--attention", help="auto, or a name that `specar doctor` lists.")] = "auto",
     compiled: Annotated[
-        bool, Option("--compile/--no-compile", help="torch.compile in place of the own kernels: a minute, once.")
+        bool, Option("--compile/--no-compile", help="torch.compile instead of the own kernels.")
     ] = False,
     models_dir: ModelsDir = None,
     out: Annotated[Path, Option("--out", help="The page; videos and scores lie beside it.")] = Path("race.html"),

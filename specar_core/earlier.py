@@ -1,11 +1,12 @@
 """What an earlier video was made with, from its report, as the settings of another one."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
+from .foreign import SETTINGS, fits, load
+from .geometry import MOST_BLOCKS
 from .policies import parse
 
 # Settings of which one replaces another: what is asked for now replaces the whole group of an earlier report.
@@ -18,7 +19,7 @@ EXCLUSIVE = (
 
 def read_report(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
@@ -31,7 +32,12 @@ def told_by(path: Path, report: Any) -> dict[str, Any]:
     from .timeline import Cue
 
     try:
-        schedule = report["schedule"]
+        if not fits(report, SETTINGS) or not 0 < report["schedule"]["blocks"] <= MOST_BLOCKS:
+            raise ValueError("another kind of report")
+        schedule, cues = report["schedule"], [Cue(**prompt) for prompt in report["prompts"] or []]
+        starts = [cue.block for cue in cues]
+        if starts != sorted(set(starts)) or min(starts, default=0) or min((cue.fade for cue in cues), default=0) < 0:
+            raise ValueError("prompts out of order")
         parsed, _ = parse(schedule["policy"], schedule["blocks"])
         if schedule.get("planned", True):
             same = list(parsed.targets) == schedule["targets"]
@@ -39,11 +45,11 @@ def told_by(path: Path, report: Any) -> dict[str, Any]:
             same = len(report["blocks"]) < schedule["blocks"]
         spec = schedule["policy"] if same else "list:" + ",".join(map(str, schedule["targets"]))
         if spec.startswith("keyed:"):  # its marks come from the prompts, which may be others this time
-            spec = spec.removesuffix("@" + ",".join(str(prompt["block"]) for prompt in (report["prompts"] or [])[1:]))
+            spec = spec.removesuffix("@" + ",".join(map(str, starts[1:])))
         return {
             "backbone": report["backbone"],
             "settings": {
-                **({"cues": [Cue(**prompt) for prompt in report["prompts"]]} if report["prompts"] else {}),
+                **({"cues": cues} if cues else {}),
                 "seed": report["seed"],
                 "width": report["width"],
                 "height": report["height"],
@@ -58,7 +64,7 @@ def told_by(path: Path, report: Any) -> dict[str, Any]:
             "compile": report["environment"]["compile"],
             "models": report["models"],
         }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, TypeError):
         raise UsageError(f"{path} is not the report of a SpecAR video") from None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .backbones.base import Committed, Machine, Noise, Pair, Step
 from .checkpoint import RunFolder, read_run
 from .errors import SpecarError, UsageError
+from .foreign import SETTINGS, fits, load
 from .inputs import differences as input_differences
 from .job import Job
 from .noise import noise
@@ -225,9 +226,9 @@ def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None
 def _finished(out: Path, record: Record) -> dict[str, Any] | None:
     """The report in `out` if it is this very video: a run may be killed when only its folder is left to remove."""
     try:
-        report = json.loads(read_metadata(out)["specar"]) if out.exists() else None
-        same = report and len(report["blocks"]) == record.job.blocks and identity(report) == identity(record.report(0))
-    except (SpecarError, ValueError, KeyError, TypeError):  # some other file
+        report = load(read_metadata(out)["specar"]) if out.exists() else None
+        same = fits(report, SETTINGS) and len(report["blocks"]) == record.job.blocks and identity(report) == identity(record.report(0))
+    except (SpecarError, ValueError, KeyError):  # some other file
         return None
     return report if same else None
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from .errors import UsageError
 
+MOST_PIXELS = 16384  # along a side: more is more than x264 encodes
+MOST_BLOCKS = 100_000  # most of a day
+
 
 def decoded_frames(latent_frames: int, clip: int) -> int:
     """Frames that latent frames decode to, `clip` of them in one stream."""
@@ -89,6 +92,8 @@ class Geometry:
             step = self.size_multiple
             if value < step:
                 raise UsageError(f"{name} {value} is too small; the least is {step}")
+            if value > MOST_PIXELS:
+                raise UsageError(f"{name} {value} is too large; the most is {MOST_PIXELS}")
             if value % step:
                 below = value // step * step
                 raise UsageError(f"{name} {value} is not a multiple of {step}; use {below} or {below + step}")

@@ -6,8 +6,10 @@ A request is a line of JSON, {"prompt", "shape": [N, H, W, 3]}, and that many by
 import json
 import sys
 
-import ImageReward
-from PIL import Image
+sys.path.pop(0)  # the folder of this file, whose modules have the names of others
+
+import ImageReward  # noqa: E402
+from PIL import Image  # noqa: E402
 
 requests, answers = sys.stdin.buffer, sys.stdout
 sys.stdout = sys.stderr  # the package prints

@@ -7,7 +7,8 @@ from typing import Any
 from .backbones.base import Backbone
 from .errors import UsageError
 from .files import ModelFile
-from .geometry import Geometry
+from .foreign import fits
+from .geometry import MOST_BLOCKS, Geometry
 from .lora import Lora
 from .policies import parse
 from .routers import Open, Routed
@@ -143,6 +144,8 @@ def resolve(
     for name, value in (options or {}).items():
         if name not in chosen:
             raise UsageError(f"'{name.replace('_', '-')}' is not an option of {backbone.name}")
+        if not fits(value, type(chosen[name])):
+            raise UsageError(f"{name.replace('_', '-')} cannot be {value!r}, it is as in {chosen[name]!r}")
         chosen[name] = value
 
     if source:
@@ -159,7 +162,8 @@ def resolve(
     geometry = replace(geometry, cuts=cuts(cues))
     followed = source if source and source.strength is not None else None
     default = geometry.blocks_for_frames(followed.frames) if followed else backbone.blocks
-    count = _blocks(default, geometry, seconds, blocks, frames)
+    if (count := _blocks(default, geometry, seconds, blocks, frames)) > MOST_BLOCKS:
+        raise UsageError(f"a video has at most {MOST_BLOCKS:,} blocks, not {count:,}")
     if followed:
         advice += ends(followed, geometry.frames(count), geometry.fps)
     shown, past = within(cues, geometry, count)

@@ -1,6 +1,5 @@
 """Scores of finished videos: each is read with its report, and compared with the target-only one among them."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 from . import __version__
 from .backbones import backbone
 from .errors import SpecarError, UsageError
+from .foreign import VIDEO, fits, load
 from .measures import Frame, Layout, Track, fidelity, measure, read_frames
 from .metrics import Json, by_kind, by_position, curve, drift, flicker, health, paired, seams
 from .progress import Progress
@@ -51,10 +51,10 @@ def read_report(path: Path) -> Json:
         raise UsageError(f"there is no video {path}")
     try:
         text = read_metadata(path).get("specar") or path.with_suffix(".json").read_text("utf-8")
-        report = json.loads(text)
-        if report["blocks"] and report["frames"] and report["schedule"]:
+        report = load(text)
+        if fits(report, VIDEO) and report["blocks"] and report["frames"]:
             return report
-    except (SpecarError, OSError, ValueError, KeyError, TypeError):
+    except (SpecarError, OSError, ValueError):
         pass
     raise UsageError(f"{path} has no report of SpecAR in it, nor {path.with_suffix('.json').name} beside it")
 

@@ -1,6 +1,7 @@
 """Properties of the rollout on a pair of two tiny Helios models, and what it may begin with."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -98,15 +99,17 @@ def test_guidance_needs_the_negative_prompt():
 # Interruptions
 
 
-WHOLE = play(spread(4, 2))
+@cache
+def uninterrupted():
+    return play(spread(4, 2))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_continuing_from_committed_latents_is_the_uninterrupted_rollout(blocks):
     """Bit by bit, at a hand-over and inside a draft run."""
-    rest = play(spread(4, 2), resume=committed(WHOLE, blocks))
+    rest = play(spread(4, 2), resume=committed(uninterrupted(), blocks))
     assert [r.index for r in rest] == list(range(blocks, 4))
-    for resumed, original in zip(rest, WHOLE[blocks:], strict=True):
+    for resumed, original in zip(rest, uninterrupted()[blocks:], strict=True):
         assert torch.equal(resumed.latents, original.latents)
         assert torch.equal(resumed.frames, original.frames)
 

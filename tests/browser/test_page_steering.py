@@ -50,6 +50,15 @@ def test_the_lane_follows_the_text(prompts):
     expect(prompts.page.locator(".specar-lane")).to_be_hidden()
 
 
+def test_the_setting_for_previews_reaches_the_server(comfy, client):
+    change = "shown => app.extensionManager.setting.set('SpecAR.Preview', shown)"
+    assert comfy.page.evaluate("() => app.extensionManager.setting.get('SpecAR.Preview')") is True
+    comfy.page.evaluate(change, False)
+    assert client.get("/settings/SpecAR.Preview") is False
+    comfy.page.evaluate(change, True)
+    assert client.get("/settings/SpecAR.Preview") is True
+
+
 def test_a_lora_between_loader_and_scheduler(comfy):
     comfy.load(workflow("tiny"))
     comfy.page.evaluate(

@@ -111,6 +111,9 @@ def test_a_part_of_a_video_and_one_in_memory(host, fresh, clip):
         assert report["options"]["strength"] == 0.3
         held = any("the source video ends at 0.50 s" in text for text in run.texts)
         assert held == (name == "part")
+        free(fresh)
+        again = fresh.run(steered(source_video=[name, 0], strength=0.3) | source | nodes)
+        assert again.outputs["sampler"]["specar"][0]["options"] == report["options"], "another video to resume"
 
 
 def prompts_over_time(**inputs):
@@ -144,6 +147,13 @@ def test_prompts_over_time(host, fresh, tmp_path):
     assert run.outputs["images"]["shape"][0] == job.frames, "decoded anew, a cut begins a new stream too"
     means = frames(host.output(run.outputs["save"])).mean(axis=(1, 2, 3)) / 255
     assert np.abs(means - run.outputs["images"]["means"]).max() < 0.02
+
+
+def test_prompts_of_another_pair_are_refused(fresh):
+    graph = prompts_over_time()
+    graph["other"] = node("SpecARLoader", **{**graph["loader"]["inputs"], "backbone": "helios"})
+    graph["prompts"]["inputs"]["models"] = ["other", 0]
+    assert "snapped to the blocks of helios, and the models are tiny" in fresh.run(graph).error
 
 
 def test_prompts_that_were_combined_are_refused(fresh):
