@@ -21,14 +21,16 @@ from torch import Tensor
 
 from .backbones.base import Committed
 from .errors import SpecarError, UsageError
-from .foreign import SETTINGS, fits, load
+from .foreign import SETTINGS, fits, load, read
 from .rollout import BlockResult
 from .tensor_files import open_checkpoint
-from .video import replacing
+from .video import write
 
 FORMAT = 1
-# A node's run has neither of the last three: its graph tells them.
-RUN = {"format": int, "report": SETTINGS, "out?": str, "overwrite?": bool, "files?": dict}
+LARGEST = 1 << 28  # bytes of a block: one of 4096x4096 has 84 million
+RUN = {"format": int, "report": SETTINGS}
+VIDEO_RUN = {**RUN, "out": str, "overwrite": bool, "files": {str: str}}  # a node's graph tells these
+BLOCK = {"index": int, "role": str, "seconds": float, "forwards": int, "rejected": int}
 LOCK, TOLD, BLOCKS, SEGMENTS = "lock", "run.json", "block-*.safetensors", "segment-*.mp4"
 
 
@@ -52,7 +54,7 @@ class RunFolder:
             self._lock = open(self.folder / LOCK, "ab")
             lock(self._lock)
             for path in sorted(self.folder.glob(BLOCKS)) if resume else ():
-                if path.name == block_name(len(self._files), path.read_bytes()):
+                if _is_block(path, len(self._files)):
                     self._files.append(path)
         except (BlockingIOError, PermissionError) as error:
             raise SpecarError(f"{self.folder} is in use by another process, or not yours: {error}.") from error
@@ -97,7 +99,7 @@ class RunFolder:
         """Tells what is made here (as `read_run` returns it), and removes blocks that are no part of it."""
         for path in set(self.folder.glob(BLOCKS + "*")) - set(self._files):
             path.unlink()
-        _write(self.folder / TOLD, json.dumps({"format": FORMAT, **told}, indent=1).encode())
+        write(self.folder / TOLD, json.dumps({"format": FORMAT, **told}, indent=1).encode())
 
     def add(self, result: BlockResult, told: Mapping[str, Any]) -> None:
         """Writes a committed block while the next one is generated; told: what the report says of it.
@@ -132,7 +134,7 @@ class RunFolder:
 
     def _add(self, index: int, tensors: Mapping[str, Tensor], told: str) -> None:
         data = save(dict(tensors), {"block": told})
-        _write(self.folder / block_name(index, data), data)
+        write(self.folder / block_name(index, data), data)
 
     def _wait(self) -> None:
         if self._pending is not None:
@@ -146,12 +148,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     """What `begin` told. Raises UsageError if there is no run here that this version can continue."""
     path = folder / TOLD
     try:
-        told = load(path.read_text("utf-8"))
+        told = read(path)
     except OSError as error:
         raise UsageError(f"{folder} is not the folder of an unfinished run: {TOLD}: {error.strerror}") from None
     except ValueError:
         told = None
-    if not fits(told, RUN) or told["format"] != FORMAT:
+    if not fits(told, VIDEO_RUN if isinstance(told, dict) and "out" in told else RUN) or told["format"] != FORMAT:
         raise UsageError(f"{path} is damaged, or another version of SpecAR wrote it: start again with --overwrite")
     return told
 
@@ -160,6 +162,17 @@ def block_name(index: int, data: bytes) -> str:
     """Blocks of another format have no valid name."""
     checksum = hashlib.sha256(b"%d" % FORMAT + data).hexdigest()
     return f"block-{index:06d}-{checksum[:16]}.safetensors"
+
+
+def _is_block(path: Path, index: int) -> bool:
+    """Whether it is whole, and what `add` writes."""
+    if path.stat().st_size > LARGEST or path.name != block_name(index, path.read_bytes()):
+        return False
+    try:
+        block = open_checkpoint(path)
+        return "latents" in block.names and fits(load(block.metadata.get("block", "")), BLOCK)
+    except (SpecarError, ValueError):
+        return False
 
 
 def lock(file: IO[bytes]) -> None:
@@ -173,8 +186,3 @@ def lock(file: IO[bytes]) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with replacing(path, len(data)) as part:
-        part.write_bytes(data)

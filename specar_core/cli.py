@@ -85,10 +85,14 @@ app = typer.Typer(
 
 Option = typer.Option
 BackboneName = Annotated[str, Option("--backbone", help=f"The pair: {', '.join(NAMES)}.")]
+Seconds = Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")]
 BlockCount = Annotated[Optional[int], Option("--blocks", help="Length in blocks.")]
 TargetCount = Annotated[Optional[str], Option("--k", help="How many blocks the target generates, evenly spread.")]
 Spec = Annotated[Optional[str], Option("--schedule", help=f"A schedule by name: {SPECS}.")]
 MaxRun = Annotated[Optional[str], Option("--max-run", help="Longest draft run, with as few target blocks as it takes.")]
+Width = Annotated[Optional[int], Option("--width", help="In pixels.")]
+Height = Annotated[Optional[int], Option("--height", help="In pixels.")]
+PrecisionName = Annotated[Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")]
 ModelsDir = Annotated[Optional[Path], Option("--models-dir", help="Holds diffusion_models, text_encoders and vae.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
@@ -135,11 +139,11 @@ def video(
         Optional[list[str]],
         Option("--lora", help="[ROLE=]FILE[:STRENGTH], on both models if it fits them. May be repeated."),
     ] = None,
-    seconds: Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")] = None,
+    seconds: Seconds = None,
     blocks: BlockCount = None,
     frames: Annotated[Optional[int], Option("--frames", help="Length in frames, rounded up to blocks.")] = None,
-    width: Annotated[Optional[int], Option("--width", help="In pixels.")] = None,
-    height: Annotated[Optional[int], Option("--height", help="In pixels.")] = None,
+    width: Width = None,
+    height: Height = None,
     k: TargetCount = None,
     schedule: Spec = None,
     max_run: MaxRun = None,
@@ -172,9 +176,7 @@ def video(
     guidance: Annotated[
         Optional[float], Option("--guidance", help="How far the target is led away from it; 1 is not at all.")
     ] = None,
-    precision: Annotated[
-        Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")
-    ] = None,
+    precision: PrecisionName = None,
     attention: Annotated[
         Optional[str], Option("--attention", help="auto, or a name that `specar doctor` lists.")
     ] = None,
@@ -218,6 +220,8 @@ def video(
         "negative": negative,
         "guidance": guidance,
     }
+    if not out.name:
+        raise UsageError(f"{out} is a folder; add a file name ending in .mp4.")
     from . import files
     from .backbones.base import Machine
     from .inputs import asked as asked_inputs
@@ -379,7 +383,7 @@ def make_videos(
         if not as_json:
             print(place)
     if as_json:
-        print(json.dumps(reports, indent=1, ensure_ascii=False))
+        print(json.dumps(reports, indent=1))
     if failures:
         raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
 
@@ -431,14 +435,12 @@ def race(
         Optional[list[str]], Option("--example", help="A prompt of `specar examples`. May be repeated.")
     ] = None,
     policies: Annotated[Optional[list[str]], Option("--policy", help=f"Two or more, each by name: {SPECS}.")] = None,
-    seconds: Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")] = None,
+    seconds: Seconds = None,
     blocks: BlockCount = None,
-    width: Annotated[Optional[int], Option("--width", help="In pixels.")] = None,
-    height: Annotated[Optional[int], Option("--height", help="In pixels.")] = None,
+    width: Width = None,
+    height: Height = None,
     seed: Annotated[int, Option("--seed", help="Decides all noise.")] = 0,
-    precision: Annotated[
-        Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")
-    ] = None,
+    precision: PrecisionName = None,
     attention: Annotated[str, Option("--attention", help="auto, or a name that `specar doctor` lists.")] = "auto",
     compiled: Annotated[
         bool, Option("--compile/--no-compile", help="torch.compile instead of the own kernels.")
@@ -499,7 +501,7 @@ def score(
     from .bars import bar
     from .score import problems, read_video, table
     from .score import score as measured
-    from .video import keep
+    from .video import keep, write
 
     if plots and not overwrite:
         keep(plots)
@@ -513,7 +515,7 @@ def score(
     with bar(stderr) as progress:
         scores = {**measured(videos, progress), **outside}
     if plots:
-        plots.write_text(charts.page(scores), "utf-8")
+        write(plots, charts.page(scores).encode("utf-8", "replace"))
     if as_json:
         print(json.dumps(scores))
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
-from .foreign import SETTINGS, fits, load
+from .foreign import SETTINGS, fits, read
 from .geometry import MOST_BLOCKS
 from .policies import parse
 
@@ -19,7 +19,7 @@ EXCLUSIVE = (
 
 def read_report(path: Path) -> Any:
     try:
-        return load(path.read_text("utf-8"))
+        return read(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:

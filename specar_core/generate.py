@@ -22,7 +22,7 @@ from .rollout import BlockResult, rollout
 from .scorers import deciding
 from .source import Frames, SourceVideo, still
 from .timeline import Prompts
-from .video import VideoWriter, keep, read_metadata, replacing, to_rgb8, unfinished
+from .video import VideoWriter, keep, read_metadata, to_rgb8, unfinished, write
 
 log = logging.getLogger("specar")
 
@@ -154,6 +154,8 @@ def render(
     prompts = Prompts(job.cues, prompt)
     record.attention = pair.attention
     if run.blocks:
+        if any(latents.shape != shape for latents in map(run.latents, range(run.blocks)) if latents is not None):
+            raise SpecarError(f"{run.folder} holds blocks of another video: start again with --overwrite.")
         record.resume(told)
 
     def tags(report: dict[str, Any]) -> dict[str, str]:
@@ -197,7 +199,10 @@ def render(
             report = record.report(writer.encode_seconds)
             if partial := writer.abort(tags(report)):
                 log.warning("The finished blocks are in %s", partial)
-                write_json(report, partial.with_suffix(".json"))
+                try:
+                    write_json(report, partial.with_suffix(".json"))
+                except SpecarError as error:  # what ended the run is to be told, and its folder has the same
+                    log.error("%s", error)
     return report
 
 
@@ -226,14 +231,13 @@ def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None
 def _finished(out: Path, record: Record) -> dict[str, Any] | None:
     """The report in `out` if it is this very video: a run may be killed when only its folder is left to remove."""
     try:
-        report = load(read_metadata(out)["specar"]) if out.exists() else None
-        same = fits(report, SETTINGS) and len(report["blocks"]) == record.job.blocks and identity(report) == identity(record.report(0))
+        report: Any = load(read_metadata(out)["specar"]) if out.exists() else None
+        same = fits(report, SETTINGS) and len(report["blocks"]) == record.job.blocks
+        same = same and identity(report) == identity(record.report(0.0))
     except (SpecarError, ValueError, KeyError):  # some other file
         return None
     return report if same else None
 
 
 def write_json(value: dict[str, Any], path: Path) -> None:
-    data = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-    with replacing(path, len(data)) as part:
-        part.write_bytes(data)
+    write(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace"))

@@ -29,7 +29,7 @@ INSTALL = (
 WORKER = Path(__file__).with_name("image_reward_worker.py")
 
 
-def missing(prompt: str) -> str | None:
+def unready(prompt: str) -> str | None:
     """Why it cannot judge here by this prompt."""
     if not prompt:
         return "drafts cannot be judged without the text of the prompt"

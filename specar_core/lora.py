@@ -8,7 +8,7 @@ reading the changed tensors from the checkpoint again, which is exact.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,6 @@ class Fit:
         return sum(len(parts) for parts in self.parts.values())
 
 
-@dataclass
-class _Change:
-    name: str
-    parts: dict[str, str] = field(default_factory=dict)
-
-
 def parse(text: str) -> tuple[Role | None, str, float]:
     """`[ROLE=]FILE[:STRENGTH]`: the role, the file and the strength."""
     role, _, rest = text.partition("=")
@@ -106,7 +100,7 @@ def fit(checkpoint: Checkpoint, network: nn.Module) -> Fit:
     """Which of a file's tensors change which parameters. The network may be on the meta device."""
     wanted = dict(network.named_parameters())
     names = _by_any_name(wanted)
-    changes: dict[str, _Change] = {}
+    changes: dict[str, dict[str, str]] = {}
     unmatched = []
     for stored in checkpoint.names:
         if _UNSUPPORTED.search(stored):
@@ -114,19 +108,18 @@ def fit(checkpoint: Checkpoint, network: nn.Module) -> Fit:
         part, module = _split(stored)
         name = names.get(_key(module) + "_bias" if part == "diff_b" else _key(module))
         if part and name:
-            changes.setdefault(name, _Change(name)).parts[part] = stored
+            changes.setdefault(name, {})[part] = stored
         else:
             unmatched.append(stored)
 
     parts, wrong = {}, []
-    for change in changes.values():
-        kinds = change.parts.keys()
-        if not kinds & {"diff", "diff_b"} and not {"up", "down"} <= kinds:
-            unmatched += change.parts.values()
-        elif fault := _wrong_size(change, checkpoint.names, wanted[change.name]):
+    for name, change in changes.items():
+        if not change.keys() & {"diff", "diff_b"} and not {"up", "down"} <= change.keys():
+            unmatched += change.values()
+        elif fault := _wrong_size(name, change, checkpoint.names, wanted[name]):
             wrong.append(fault)
         else:
-            parts[change.name] = change.parts
+            parts[name] = change
     return Fit(parts, tuple(sorted(unmatched)), tuple(wrong))
 
 
@@ -250,8 +243,8 @@ def _key(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _wrong_size(change: _Change, infos: Mapping[str, TensorInfo], weight: Tensor) -> str | None:
-    shapes = {part: infos[stored].shape for part, stored in change.parts.items()}
+def _wrong_size(name: str, change: Mapping[str, str], infos: Mapping[str, TensorInfo], weight: Tensor) -> str | None:
+    shapes = {part: infos[stored].shape for part, stored in change.items()}
     if "up" in shapes and "down" in shapes:
         up, down = shapes["up"] or (0,), shapes["down"] or (0,)
         there = [up[0], math.prod(down[1:])]
@@ -260,7 +253,7 @@ def _wrong_size(change: _Change, infos: Mapping[str, TensorInfo], weight: Tensor
     else:
         (there,) = [list(shape) for part, shape in shapes.items() if part != "alpha"][:1]
         fits = math.prod(there) == weight.numel()
-    return None if fits else f"{change.name} is {list(weight.shape)} in the model, {there} in the LoRA"
+    return None if fits else f"{name} is {list(weight.shape)} in the model, {there} in the LoRA"
 
 
 def _summary(found: Fit, tensors: int, role: Role) -> str:

@@ -104,9 +104,9 @@ def refusal(planned: Plan, machine: Machine, folder: Path) -> str | None:
 
     folder: where the video is kept while it is made; what an unfinished run left there need not fit once more.
     """
-    present = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
     if reason := unjudged(planned.job):
         return reason
+    present = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
     there = {"host memory": host_memory(), "disk space": free_bytes(folder) + present}
     if machine.device.type == "cuda":
         if machine.precision == "bf16" and torch.cuda.get_device_capability(machine.device) < (8, 0):

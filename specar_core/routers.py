@@ -69,7 +69,6 @@ class Decision:
 
     role: Role
     reason: str
-    rejected: int = 0
     score: float | None = None
     threshold: float | None = None
     score_seconds: float = 0.0
@@ -85,7 +84,7 @@ class Decision:
     @classmethod
     def of(cls, block: Mapping[str, Any]) -> "Decision":
         """The decision that a report tells of."""
-        names = ("role", "reason", "rejected", "score", "threshold", "score_seconds")
+        names = ("role", "reason", "score", "threshold", "score_seconds")
         return cls(**{name: block[name] for name in names if name in block})
 
 
@@ -143,7 +142,6 @@ class Router:
         self.decisions[block] = Decision(
             "drafter" if kept else "target",
             "accepted" if kept else "rejected",
-            int(not kept),
             score,
             threshold,
             time.perf_counter() - started,

@@ -62,7 +62,10 @@ def read_report(path: Path) -> Json:
 def read_video(path: Path) -> Video:
     report = read_report(path)
     geometry = backbone(report["backbone"]).geometry
-    return Video(path, report, Layout.of(report, geometry), geometry.later_frames)
+    layout = Layout.of(report, geometry)
+    if list(layout.starts) != sorted(set(layout.starts)):
+        raise UsageError(f"{path} has no report of SpecAR in it that agrees with itself")
+    return Video(path, report, layout, geometry.later_frames)
 
 
 def score(paths: Sequence[Path], progress: Progress = lambda what, done, total: None) -> Json:

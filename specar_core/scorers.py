@@ -11,7 +11,7 @@ from torch import Tensor
 from .backbones.base import Machine
 from .captions import COLOURS, TINTS, read
 from .errors import SpecarError
-from .image_reward import image_reward, missing
+from .image_reward import image_reward, unready
 from .job import Job
 from .routers import Budgeted, Routed
 from .schedule import Policy
@@ -74,7 +74,8 @@ def agreement(device: torch.device) -> Iterator[Scorer]:
     yield Agreement()
 
 
-def readable(prompt: str) -> str | None:
+def unreadable(prompt: str) -> str | None:
+    """Why drafts cannot be judged by this caption."""
     figures, scene = read(prompt)
     if figures or "tint" in scene:
         return None
@@ -85,9 +86,9 @@ def readable(prompt: str) -> str | None:
 
 
 SCORERS: Mapping[str, Known] = {
-    "agreement": Known(agreement, readable, (0.7, 0.2), 0),
+    "agreement": Known(agreement, unreadable, (0.7, 0.2), 0),
     # What arXiv:2604.17397 expects of its drafts; 1.8 GB of weights, and the work on a frame of 224x224.
-    "image-reward": Known(image_reward, missing, (0.566414, 1.070617), 2_500_000_000),
+    "image-reward": Known(image_reward, unready, (0.566414, 1.070617), 2_500_000_000),
 }
 
 

@@ -34,6 +34,7 @@ log = logging.getLogger("specar")
 # core 164 and 165; seen with glibc's MALLOC_PERTURB_), and without it a file is 5 to 40 % larger and slightly better.
 # `stitchable` is for segments that will be put together: no headers that depend on the pictures.
 X264_OPTIONS = {"threads": "4", "x264-params": "mbtree=0:stitchable=1"}
+LARGEST_TEXT = 1 << 26  # bytes; the report of a video of a day has a quarter of it
 REORDERED = 2  # frames that x264's B-frames (with pyramid, its default) are decoded ahead of being shown
 BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
 
@@ -49,6 +50,17 @@ def keep(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise UsageError(f"{path} exists; choose another name, or overwrite it with --overwrite.")
+
+
+def writable(*paths: Path) -> None:
+    """Makes the folders of these files; SpecarError if one of them cannot be written."""
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _part(path).touch()
+            _part(path).unlink()
+        except (OSError, ValueError) as error:  # the latter for a character that no file name has
+            raise SpecarError(f"Cannot write {path}: {error}. Choose another folder.") from error
 
 
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
@@ -198,12 +210,8 @@ class VideoWriter:
 
     def _open_folder(self, most: int) -> int:
         """Makes the folders, proves that they can be written, and returns how many segments are kept."""
+        writable(self.path, self._segment_path(0))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            for place in (self.path, self._segment_path(0)):
-                _part(place).touch()
-                _part(place).unlink()
             kept = 0
             while kept < most and _is_whole(self._segment_path(kept)):
                 kept += 1
@@ -228,8 +236,7 @@ class VideoWriter:
         self._segment.add(frames)
         if self._segment.blocks == self._blocks_per_segment:
             data = self._segment.close()
-            with replacing(self._segment_path(self._finished), len(data)) as part:
-                part.write_bytes(data)
+            write(self._segment_path(self._finished), data)
             self._segment = None
             self._finished += 1
         self.encode_seconds += time.perf_counter() - started
@@ -352,6 +359,12 @@ def replacing(target: Path, size: int) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write(target: Path, data: bytes) -> None:
+    """All of a file or, with a SpecarError, nothing of it."""
+    with replacing(target, len(data)) as part:
+        part.write_bytes(data)
+
+
 def _part(target: Path) -> Path:
     return target.with_name(target.name + ".part")
 
@@ -420,5 +433,7 @@ def _boxes(file: BinaryIO, within: Span | None) -> Iterator[tuple[bytes, Span]]:
 
 
 def _text(file: BinaryIO, span: Span) -> str:
+    if span[1] - span[0] > LARGEST_TEXT:
+        raise ValueError("it is damaged: a text in it is too large")
     file.seek(span[0])
     return file.read(max(0, span[1] - span[0])).decode("utf-8", "replace")

@@ -27,6 +27,7 @@ from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import Listener, generate
 from specar_core.geometry import Geometry
 from specar_core.job import resolve
+from specar_core.models.tiny_text import TinyText
 from specar_core.models.vae import WanVAE
 from specar_core.noise import noise
 from specar_core.rollout import rollout
@@ -184,17 +185,24 @@ def at(stage: str) -> Listener:
     return Listener(loading, step, block)
 
 
-STAGES = ("load the target", "load the drafter", "load the vae", "denoise", "commit", "decode", "encode")
+STAGES = ("text", "load the target", "load the drafter", "load the vae", "denoise", "commit", "decode", "encode")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_interrupt_at_any_stage_is_followed_by_a_clean_run_R95(small, tmp_path, stage):
+def test_an_interrupt_at_any_stage_is_followed_by_a_clean_run_R95(small, tmp_path, stage, monkeypatch):
+    """Downloads: `test_an_exception_in_progress_keeps_what_has_arrived`."""
+
+    def interrupted(*_):
+        raise Interrupted
+
     job, _ = resolve(small, prompt="a ball", blocks=4, k=2, options={"drafter_context": "rolling:9"})
     out = tmp_path / "a.mp4"
-    with pytest.raises(Interrupted):
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        if stage == "text":
+            patched.setattr(TinyText, "encode", interrupted)
         generate(job, CPU, small.shipped, out, listener=at(stage))
     report = generate(job, CPU, small.shipped, out, resume=(tmp_path / "a.run").exists())
-    kept = 0 if stage.startswith("load") else 3 if stage == "encode" else 2
+    kept = 0 if stage.startswith(("load", "text")) else 3 if stage == "encode" else 2
     assert (report["resumed_at"] or 0) == kept
     generate(job, CPU, small.shipped, tmp_path / "b.mp4")
     assert frames(out) == frames(tmp_path / "b.mp4")

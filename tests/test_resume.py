@@ -253,6 +253,19 @@ def test_twenty_kills_lose_nothing_R111(tmp_path):
     assert all(set(run["files"]) <= {"a.mp4", "a.json", "a.run"} for run in runs), runs
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_kills_lose_nothing_of_what_steers_a_run_R111(tmp_path):
+    """A router's decisions, prompts over time with a fade and a cut, LoRAs, a start image, a source video."""
+    kinds = ("router", "timeline", "lora", "image", "video")
+    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path), "1", *kinds]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [run["kind"] for run in runs] == list(kinds)
+    assert all(run["killed"] and run["same frames"] and run["same blocks"] for run in runs), runs
+    assert all(0 < run["blocks"] < BLOCKS for run in runs)
+
+
 # The command line
 
 

@@ -262,6 +262,15 @@ class Backbone(ABC):
     def needs(self, job: "Job", machine: Machine) -> Needs: ...
 
 
+def described(networks: Mapping[Role, Any], attention: str) -> str:
+    """What `Pair.describe` says."""
+
+    def precision(network: Any) -> str:
+        return "fp8" if any(low_precision.lowered(network)) else str(network.dtype).removeprefix("torch.")
+
+    return ", ".join([*(f"{role} {precision(one)}" for role, one in networks.items()), f"attention {attention}"])
+
+
 def sent(noise: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device, without waiting for what the device has still to do."""
     if device.type != "cuda" or noise.device.type != "cpu":

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from ..errors import SpecarError, UsageError
 from ..geometry import Geometry
@@ -142,7 +141,7 @@ class CausalWanBackbone(Backbone):
             network = CausalWan(self.configs[role], attend=attend)
         if machine.precision == "fp8":
             lower(network)
-        told = named(progress, role)
+        told = partial(progress, role)
         load_into(network.eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
         return network
 
@@ -195,7 +194,7 @@ class CausalWanBackbone(Backbone):
             caches[role] = 2 * size * config.num_layers * config.dim * frames * tokens
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)
-        gpu["vae weights"] = size * parameters(partial(WanVAE, self.vae_config))
+        gpu["vae weights"] = weight_bytes(partial(WanVAE, self.vae_config), size)
         histories, decoding = decoder_bytes(size, pixels, self.vae_config)
         gpu["decoder histories"] = histories
         if job.source and job.source.kind == "video":
@@ -226,7 +225,7 @@ def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine,
         vae = WanVAE(config)
     # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
     dtype = torch.float32 if machine.precision == "fp32" else torch.float16
-    load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=named(progress, "vae"))
+    load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=partial(progress, "vae"))
     return vae.arrange()
 
 
@@ -239,12 +238,3 @@ def decoder_bytes(size: int, pixels: int, config: VaeConfig) -> tuple[int, int]:
 def shapes(checkpoint: Checkpoint, rename: Callable[[str], str | None] = canonical_name) -> dict[str, tuple[int, ...]]:
     names = canonical_names(checkpoint.names, rename)
     return {name: checkpoint.names[stored].shape for name, stored in names.items()}
-
-
-def named(progress: Progress, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(what, done, total)
-
-
-def parameters(build: Callable[[], nn.Module]) -> int:
-    with torch.device("meta"):
-        return sum(value.numel() for value in build().parameters())

@@ -28,7 +28,7 @@ from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import canonical_name, identify, load_into
 from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts, TextEncoder
-from .causal_wan import decoder_bytes, load_vae, named, parameters, shapes
+from .causal_wan import decoder_bytes, load_vae, shapes
 from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe
 from .helios_start import start_image, start_video
 from .krea import KREA, load_text_encoder
@@ -154,7 +154,7 @@ class HeliosBackbone(Backbone):
             device=machine.device,
             keep_fp32=FLOAT32_PARAMETERS,
             rename=current_name,
-            progress=named(progress, role),
+            progress=partial(progress, role),
         )
         return network
 
@@ -221,7 +221,7 @@ class HeliosBackbone(Backbone):
             gpu[f"{role} weights"] = weight_bytes(build, size, fp8, FLOAT32_PARAMETERS)
             keys_values = 2 * size * self.config.num_layers * self.config.dim * TEXT_LENGTH
             gpu[f"{role} text keys and values"] = rows[role] * keys_values
-        gpu["vae weights"] = size * parameters(lambda: WanVAE(self.vae_config))
+        gpu["vae weights"] = weight_bytes(partial(WanVAE, self.vae_config), size)
         denoising = WORK[size] * max(rows.values()) * tokens * self.config.dim
         # Nothing of the decoder outlives a block.
         gpu["work"] = max(denoising, sum(decoder_bytes(size, job.width * job.height, self.vae_config)))

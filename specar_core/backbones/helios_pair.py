@@ -31,7 +31,7 @@ from ..sampling.helios import (
     sample_mid,
 )
 from ..schedule import Role
-from .base import Committed, Draw, OnStep, Step, paced, sent
+from .base import Committed, Draw, OnStep, Step, described, paced, sent
 
 GEOMETRY = Geometry(fps=24, latent_frames=9, size_multiple=64, one_clip=False)
 HISTORY = (16, 2, 1)  # latent frames in coarse, finer and full resolution, the newest last
@@ -98,8 +98,7 @@ class HeliosPair:
         return self.vae.device
 
     def describe(self) -> str:
-        precisions = (f"{role} {str(model.dtype).removeprefix('torch.')}" for role, model in self.models.items())
-        return f"{', '.join(precisions)}, attention {self.attention}"
+        return described(self.models, self.attention)
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["HeliosRun"]:

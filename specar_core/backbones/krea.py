@@ -1,6 +1,7 @@
 """Krea Realtime 14B as target, Self-Forcing 1.3B as drafter: two sizes of the causal Wan 2.1 text-to-video model."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ def load_text_encoder(path: Path, machine: Machine, progress: Progress) -> TextE
         path,
         dtype=torch.bfloat16,
         device=machine.device,
-        progress=lambda done, total: progress("text encoder", done, total),
+        progress=partial(progress, "text encoder"),
     )
 
 

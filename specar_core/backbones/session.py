@@ -24,7 +24,7 @@ from ..models.vae import StreamState, WanVAE
 from ..models.wan import CausalWan, KeyValueCache, TextKV
 from ..sampling.flow import FlowTable
 from ..schedule import Role
-from .base import Committed, Draw, OnStep, Step, paced, sent
+from .base import Committed, Draw, OnStep, Step, described, paced, sent
 
 # Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not.
 DECODER_MEMORY = 38
@@ -103,8 +103,7 @@ class SessionPair:
         return self.vae.device
 
     def describe(self) -> str:
-        precisions = {role: str(model.dtype).removeprefix("torch.") for role, model in self.models.items()}
-        return f"{', '.join(f'{role} {dtype}' for role, dtype in precisions.items())}, attention {self.attention}"
+        return described(self.models, self.attention)
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["SessionRun"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..models.vae import StreamState
 from ..sampling.flow import FlowTable
 from ..source import Frames
-from .base import Committed, Noise
+from .base import Committed, Noise, sent
 from .session import SessionPair
 
 # Latent frames after which an encoder that forgot its histories encodes bit-identically to one that did not.
@@ -76,6 +76,6 @@ def following(pair: SessionPair, source: Frames, noise: Noise) -> Noise:
 
     def drawn(block: int, draw: int) -> Tensor:
         white = noise(block, draw)
-        return white if draw else table.renoise(latents(block).to(white.device), white, time)
+        return white if draw else table.renoise(latents(block), sent(white, pair.device), time)
 
     return drawn

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from .helios_rope import pad_to_multiple, rope_table
 from .joined import Projections, Rows
 from .low_precision import Fp8Linear, Quantised
-from .rowwise import feed_forward, heads, kernels, lowered
+from .rowwise import feed_forward, heads, kernels, rows_for
 from .wan import Attend, TextKV, sdpa, sinusoid
 
 # Parameters with one of these as a part of their dotted name are float32 whatever the rest is.
@@ -159,11 +159,11 @@ class Block(nn.Module):
             hidden, cos, sin, past = hidden[:, past:], cos[past:], sin[past:], 0
         q = heads(q, own.norm_q, (cos, sin), own.heads)
         mixed = attend(q, k, v.unflatten(-1, (own.heads, -1))).flatten(2)
-        hidden = gated(hidden, own.to_out(lowered(mixed, own.to_out[0])), gate1, past)
+        hidden = gated(hidden, own.to_out(rows_for(mixed, own.to_out[0])), gate1, past)
 
         noisy = hidden[:, past:]
         q = heads(text.to_q(plain_normed(noisy, self.norm2, text.to_q)), text.norm_q, None, text.heads)
-        noisy += text.to_out(lowered(attend(q, *text_kv).flatten(2), text.to_out[0]))
+        noisy += text.to_out(rows_for(attend(q, *text_kv).flatten(2), text.to_out[0]))
 
         first, second = self.ffn.net[0].proj, self.ffn.net[2]
         y = modulated(hidden, self.norm3, shift2, scale2, past, first)

@@ -60,5 +60,5 @@ class Projections(nn.Module):
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
     """torch.cat, which has no fp8 everywhere."""
-    bits = {1: torch.uint8}.get(parts[0].element_size(), parts[0].dtype)
+    bits = torch.uint8 if parts[0].element_size() == 1 else parts[0].dtype
     return torch.cat([part.view(bits) for part in parts]).view(parts[0].dtype)

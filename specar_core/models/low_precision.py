@@ -85,7 +85,7 @@ def lowered(network: nn.Module) -> Iterator[tuple[str, Fp8Linear]]:
     return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Fp8Linear))
 
 
-def weight_bytes(build: Callable[[], nn.Module], size: int, fp8: bool, keep_fp32: Iterable[str] = ()) -> int:
+def weight_bytes(build: Callable[[], nn.Module], size: int, fp8: bool = False, keep_fp32: Iterable[str] = ()) -> int:
     """Bytes of a network's weights, `size` a number but for those in fp8 and those with one of `keep_fp32` as a part
     of their dotted name."""
     with torch.device("meta"):

@@ -52,7 +52,8 @@ def normed(
 ) -> tuple[Tensor, Rows]:
     """x + gate * update, and that through LayerNorm and modulation, norm(x) * (1 + scale) + shift, for `consumer`.
 
-    x, update [B, F, S, d]; shift, scale, gate [B, F, 1, d]; each may be left out.
+    x, update [B, F, S, d]; shift, scale, gate [B, F, 1, d]. Update and gate may be left out; so may shift and scale,
+    both, if the norm has weights of its own.
     """
     layers = [norm] if norm.elementwise_affine else []
     if fused := kernels(x, *layers):
@@ -114,7 +115,7 @@ def feed_forward(first: nn.Module, second: nn.Module, x: Rows) -> Tensor:
     return second(F.gelu(y, approximate="tanh"))
 
 
-def lowered(x: Tensor, consumer: nn.Module) -> Rows:
+def rows_for(x: Tensor, consumer: nn.Module) -> Rows:
     """x, or its rows in fp8 if the consumer takes those."""
     fused = kernels(x)
     return Quantised(*fused.quantised(x)) if fused and isinstance(consumer, Fp8Linear) else x

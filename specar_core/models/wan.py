@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .joined import Projections
-from .rowwise import Rope, added, feed_forward, heads, lowered, normed
+from .rowwise import Rope, added, feed_forward, heads, normed, rows_for
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 TextKV = Sequence[tuple[Tensor, Tensor]]
@@ -190,11 +190,11 @@ class Block(nn.Module):
         x = x[:, -wanted:]
         _, _, gate1, shift2, scale2, gate2 = (row[:, -wanted:] for row in rows)
         q = heads(q, own.norm_q, tuple(part[-wanted * size :] for part in rope), own.heads)
-        mixed = own.o(lowered(_grouped(attend, q, keys, values, group * size).flatten(2), own.o))
+        mixed = own.o(rows_for(_grouped(attend, q, keys, values, group * size).flatten(2), own.o))
 
         x, hidden = normed(x, self.norm3, text.q, update=mixed.view_as(x), gate=gate1)
         q = heads(text.q(hidden), text.norm_q, None, text.heads)
-        mixed = text.o(lowered(attend(q, *text_kv).flatten(2), text.o))
+        mixed = text.o(rows_for(attend(q, *text_kv).flatten(2), text.o))
 
         first, _, second = self.ffn
         x, hidden = normed(x, self.norm2, first, shift2, scale2, update=mixed.view_as(x))

@@ -18,7 +18,7 @@ from ..rollout import rollout
 from ..schedule import Schedule
 from ..score import score
 from ..timeline import Prompts
-from ..video import keep, replacing
+from ..video import keep, writable, write
 from . import Clip, page
 
 STEADY = 2  # blocks of a role after which nothing is done for the first time
@@ -47,6 +47,7 @@ def race(
     videos = [out.with_name(f"{out.stem}-{number}-{_slug(job)}.mp4") for number, job in enumerate(jobs, 1)]
     if not overwrite:
         keep(out, out.with_suffix(".json"), *videos, *(video.with_suffix(".json") for video in videos))
+    writable(out)
     loaded = Loaded(jobs, machine, paths)
     _warm_up(jobs, loaded, listening(jobs[0]), progress)
     clips = []
@@ -56,9 +57,7 @@ def race(
         clips.append(Clip(_embedded(video) if embed else quote(video.name), report))
     scores = score(videos, progress)
     write_json(scores, out.with_suffix(".json"))
-    data = page(clips, scores).encode("utf-8", "replace")
-    with replacing(out, len(data)) as part:
-        part.write_bytes(data)
+    write(out, page(clips, scores).encode("utf-8", "replace"))
     return scores
 
 

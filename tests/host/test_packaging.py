@@ -66,7 +66,9 @@ def test_the_oldest_comfyui_without_metadata_with_model_folders_of_its_own_R61(t
         before = [str(own / name) for name in ("unet", "diffusion_models")]
         assert kinds["diffusion_models"][:4] == [*before, *map(str, more)]
         assert kinds["vae"][0] == str(own / "vae") and "checkpoints" in kinds
-        loader = host.client.get("/object_info/SpecARLoader")["SpecARLoader"]["input"]["required"]
+        definitions = host.client.get("/object_info")
+        assert sum(name.startswith("SpecAR") for name in definitions) == 8
+        loader = definitions["SpecARLoader"]["input"]["required"]
         assert loader["target"][1]["options"] == ["auto", "target.safetensors"]
         before = contents(host.pack)
         assert "0.16.3" in host.log
