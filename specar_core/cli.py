@@ -60,13 +60,19 @@ class Guarded(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except UsageError as error:
             fail(str(error), 2)
         except SpecarError as error:
             fail(str(error), 1)
         except KeyboardInterrupt:
             fail("interrupted", 130)
+        except OSError as error:
+            if error.filename is None:  # standard output: what it has not taken is not offered again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            fail(f"cannot write to {error.filename or 'standard output'}: {error.strerror}", 1)
 
 
 def fail(message: str, code: int) -> None:
@@ -193,7 +199,9 @@ def video(
     run_dir: Annotated[
         Optional[Path], Option("--run-dir", help="Where it is kept while unfinished. Default: FILE.run beside it.")
     ] = None,
-    from_report: Annotated[Optional[Path], Option("--from", help="Settings of an earlier video's FILE.json.")] = None,
+    from_report: Annotated[
+        Optional[Path], Option("--from", help="Settings of an earlier video, from its FILE.json or FILE.mp4.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     asked = {
@@ -250,6 +258,7 @@ def video(
         precision or told.get("precision"),
         attention or told.get("attention", "auto"),
         told.get("compile", False) if compiled is None else compiled,
+        told.get("threads"),
     )
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
@@ -419,7 +428,7 @@ def resume(
     told = told_by(run_dir, run["report"])
     inputs = of_options(told["inputs"], run["files"], [])
     job, inputs_there = resolved(told["backbone"], merged(told, {}), inputs)
-    machine = Machine.here(told["precision"], told["attention"], told["compile"])
+    machine = Machine.here(told["precision"], told["attention"], told["compile"], told["threads"])
     known = {what: Path(file) for what, file in run["files"].items() if what not in job.inputs}
     named = {what: path for what, path in known.items() if path.exists()}
     out = Path(os.path.normpath(run_dir / run["out"]))

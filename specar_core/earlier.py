@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
-from .foreign import SETTINGS, fits, read
+from .errors import SpecarError, UsageError
+from .foreign import SETTINGS, fits, load, read
 from .geometry import MOST_BLOCKS
 from .policies import parse
 
@@ -18,8 +18,13 @@ EXCLUSIVE = (
 
 
 def read_report(path: Path) -> Any:
+    """From a report, or from the video that holds it."""
+    from .video import read_metadata
+
     try:
-        return read(path)
+        return load(read_metadata(path)["specar"]) if path.suffix.lower() == ".mp4" else read(path)
+    except (SpecarError, KeyError):
+        raise UsageError(f"{path} has no report of SpecAR in it") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
@@ -62,6 +67,7 @@ def told_by(path: Path, report: Any) -> dict[str, Any]:
             "precision": report["environment"]["precision"],
             "attention": report["environment"]["attention"],
             "compile": report["environment"]["compile"],
+            "threads": report["environment"].get("threads"),
             "models": report["models"],
         }
     except (ValueError, TypeError):

@@ -28,7 +28,7 @@ SETTINGS = {
     **VIDEO,
     "options": INPUTS,
     "sampling": {"target?": {"steps": [int]}, "drafter?": {"steps": [int]}},
-    "environment": {"device": str, "torch": str, "precision": str, "attention": str, "compile": bool},
+    "environment": {"device": str, "torch": str, "precision": str, "attention": str, "compile": bool, "threads?": int},
     "models": [{"role": str, **FILE}],
 }
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def generate(
                 raise SpecarError(f"the GPU's memory ran out ({str(error).splitlines()[0]}). {todo}.") from error
             finally:
                 if run.used:
-                    log.warning("Go on with: specar resume %s", run.folder)
+                    log.warning("Go on with: specar resume %s", quote(str(run.folder)))
     return report
 
 
@@ -223,8 +224,8 @@ def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None
         raise SpecarError(f"{folder} cannot be continued: {difference}. Put that file back.")
     if identity(told) != identity(now):
         raise UsageError(f"{folder} is the run of another video; give its own settings, or another folder")
-    for what in ("device", "torch", "compile"):
-        if (before := told["environment"][what]) != (here := now["environment"][what]):
+    for what in ("device", "torch", "compile", "threads"):
+        if (before := told["environment"].get(what)) != (here := now["environment"].get(what)):
             log.warning("The run was begun with %s %s, this is %s: frames may differ a little", what, before, here)
 
 

@@ -143,17 +143,18 @@ def smallest_change(job: Job, machine: Machine, there: Mapping[str, int]) -> str
     sizes = [(f"--schedule draft-only {text}", change) for text, change in smaller(alone)]
     ways: list[Sequence[tuple[str, Job]]] = [list(smaller(job)), [("--schedule draft-only", alone)], sizes]
     if not shortages(plan(job, machine), {**there, "disk space": sys.maxsize}):
-        ways = [list(shorter(job))]
+        lengths = range(job.blocks - 1, 0, -1)
+        first = bisect_left(lengths, True, key=lambda blocks: fits(shorter(job, blocks)))
+        ways = [[shorter(job, blocks)] for blocks in lengths[first : first + 1]]
     for changes in ways:  # each falls from the smallest change to the largest
         if (first := bisect_left(changes, True, key=fits)) < len(changes):
             return f"It fits with {changes[first][0]}"
     return "Nothing smaller fits: more memory or another disk is needed"
 
 
-def shorter(job: Job) -> Iterator[tuple[str, Job]]:
-    for blocks in range(job.blocks - 1, 0, -1):
-        targets = tuple(block for block in job.schedule.targets if block < blocks)
-        yield f"--blocks {blocks}", replace(job, schedule=replace(job.schedule, blocks=blocks, targets=targets))
+def shorter(job: Job, blocks: int) -> tuple[str, Job]:
+    targets = tuple(block for block in job.schedule.targets if block < blocks)
+    return f"--blocks {blocks}", replace(job, schedule=replace(job.schedule, blocks=blocks, targets=targets))
 
 
 def smaller(job: Job) -> Iterator[tuple[str, Job]]:

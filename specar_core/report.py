@@ -140,6 +140,7 @@ class Record:
                 "attention": self.attention,
                 "precision": machine.precision,
                 "compile": machine.compile,
+                **({} if on_gpu else {"threads": torch.get_num_threads()}),
             },
             "sampling": {
                 role: {"steps": list(steps), "guidance": job.backbone.guidance(job, role)}

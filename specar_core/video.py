@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 import numpy as np
@@ -41,7 +42,7 @@ BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
 
 def unfinished(folder: Path) -> UsageError:
     """What to say instead of throwing away what a run left in its folder."""
-    todo = f"go on with `specar resume {folder}`, choose another name, or start again with --overwrite"
+    todo = f"go on with `specar resume {quote(str(folder))}`, choose another name, or start again with --overwrite"
     return UsageError(f"{folder} holds an unfinished video: {todo}.")
 
 

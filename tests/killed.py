@@ -1,7 +1,10 @@
-"""Kills runs at random points and lets them go on. A program of its own, because it forks: killed.py FOLDER TIMES KIND...
+"""Kills runs at random points and lets them go on. A program of its own, because it forks.
 
-Kinds of runs are the functions of KINDS. A point is a step of a model or of the decoder, or an operation on a file of the run; which ones is decided by the
-number of runs alone, and one run is killed in its middle. Prints a line of JSON for each: where it was killed, and what was left.
+    killed.py FOLDER TIMES KIND...
+
+Kinds of runs are the functions of KINDS. A point is a step of a model or of the decoder, or an operation on a file of
+the run; which ones is decided by the number of kills alone, and a single one is in the middle. Prints a line of JSON
+for each: where it was killed, and what was left.
 """
 
 import itertools

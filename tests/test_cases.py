@@ -1,6 +1,7 @@
 """Cases of docs/cases.md, by id: what users of comparable tools met. More of them are in the other files."""
 
 import gc
+import itertools
 import json
 import os
 import re
@@ -20,8 +21,9 @@ from small import VAE_CONFIG, small_backbone
 from test_rollout import PROMPT, latents, play, seeded
 from typer.testing import CliRunner
 
-from specar_core import cli, tensor_files
+from specar_core import cli, plan, tensor_files
 from specar_core.backbones import backbone as named_backbone
+from specar_core.backbones.base import Machine
 from specar_core.backbones.session import Rolling
 from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import Listener, generate
@@ -389,6 +391,27 @@ def test_nothing_is_written_beside_a_wrong_name_R114(specar, tmp_path):
     run = specar("generate", "--prompt", "ball", "--blocks", 1, "--out", tmp_path / "inside" / "../b.mp4")
     assert run.exit_code == 0 and sorted(os.listdir(tmp_path)) == ["b.json", "b.mp4", "inside"]
     assert specar("generate", "--prompt", "ball", "--out", "../x").exit_code == 2
+
+
+def test_the_table_of_cards_is_what_the_plan_says_R118(monkeypatch):
+    monkeypatch.setattr(plan, "card", lambda device: "NVIDIA H200")
+    rows = re.findall(
+        r"^\| `(\w+)`, (\d+)x(\d+), (\w+) \| (.+) \|$", (ROOT / "docs" / "cards.md").read_text("utf-8"), re.M
+    )
+    assert [(row[0], row[3]) for row in rows] == list(itertools.product(("krea", "helios"), ("bf16", "fp8")))
+    for name, width, height, precision, cells in rows:
+        both, alone, *cards = cells.split(" | ")
+        machine = Machine(torch.device("cuda"), precision)
+        size = {"width": int(width), "height": int(height)}
+        for told, schedule in ((both, "spread:7"), (alone, "draft-only")):
+            job, _ = resolve(named_backbone(name), blocks=36, schedule=schedule, **size)
+            needed = plan.plan(job, machine).gpu_bytes
+            assert float(told) == pytest.approx(needed / 1e9, rel=0.05)
+            for gigabytes, cell in zip((24, 32, 48, 80), cards, strict=True):
+                if needed + plan.GPU_MARGIN > 0.98 * gigabytes * 2**30:
+                    assert cell != ("both" if schedule == "spread:7" else "`--schedule draft-only`")
+                else:
+                    assert cell == "both" if schedule == "spread:7" else cell != "nothing smaller"
 
 
 def test_the_table_of_cases_names_tests_that_exist():

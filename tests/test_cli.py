@@ -409,3 +409,37 @@ def test_doctor_and_examples(here):
 
 def test_version():
     assert specar("--version").stdout.startswith("specar 0.")
+
+
+def test_a_full_standard_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "specar_core.command", "examples"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "specar: cannot write to standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.6])
+def test_ctrl_c_while_modules_are_imported_is_one_line(delay):
+    script = "import specar_core.command as command; import sys; print('begun', flush=True); sys.argv[1:] = ['doctor']"
+    run = subprocess.Popen(
+        [sys.executable, "-c", f"{script}; command.main()"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run.stdout.readline()
+    time.sleep(delay)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate()
+    assert run.returncode in (0, 130) and said.count("\n") <= 1 + (run.returncode == 0), said
+
+
+def test_a_video_is_made_again_from_the_mp4_with_as_many_threads(here):
+    assert specar(*TINY_VIDEO, "--blocks", 1, "--out", "a.mp4").exit_code == 0
+    threads = torch.get_num_threads()
+    assert json.loads(Path("a.json").read_text())["environment"]["threads"] == threads
+    torch.set_num_threads(threads + 1)
+    try:
+        assert specar("generate", "--from", "a.mp4", "--out", "b.mp4").exit_code == 0
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(threads)
+    assert all((a == b).all() for a, b in zip(frames_of("a.mp4"), frames_of("b.mp4"), strict=True))
+    refused(2, "x.mp4 has no report of SpecAR in it", "generate", "--from", "x.mp4")

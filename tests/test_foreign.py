@@ -1,5 +1,7 @@
-"""Input that anybody may have made: reports, folders of runs, videos, LoRAs, timelines, prompts. It works, or it ends in
-an error of ours, and no more memory is taken than a file has bytes."""
+"""Input that anybody may have made: reports, folders of runs, videos, LoRAs, timelines, prompts.
+
+It works, or it ends in an error of ours, and no more memory is taken than there is to read.
+"""
 
 import copy
 import json
@@ -119,6 +121,7 @@ def test_a_report_with_anything_in_any_place(backbone, made, tmp_path):
     @given(bent(report) | st.sampled_from(JUNK))
     @example(changed(report, ("schedule", "blocks"), 10**12))
     @example(changed(report, ("width",), 10**12))
+    @example(changed(changed(report, ("width",), 16384), ("height",), 16384))
     def check(bent):
         path.write_text(json.dumps(bent))
         try:
@@ -313,7 +316,9 @@ WORDS = st.sampled_from(["0s", "1", "2.5s", "999999999s", "fade", "cut", ":", "\
 
 
 @quick
-@given(st.text(max_size=60) | st.lists(WORDS, max_size=16).map(" ".join) | st.lists(WORDS, max_size=9).map("0s:a\n".join))
+@given(
+    st.text(max_size=60) | st.lists(WORDS, max_size=16).map(" ".join) | st.lists(WORDS, max_size=9).map("0s:a\n".join)
+)
 def test_any_text_is_a_timeline_or_a_usage_error(text):
     try:
         cues, _ = snap(parse(text), GEOMETRY)

@@ -15,7 +15,19 @@ from specar_core.errors import SpecarError
 from specar_core.generate import Listener, generate
 from specar_core.job import resolve
 
-RACE = ("race", "--backbone", "tiny", "--prompt", "a ball", "--blocks", 2, "--policy", "first", "--policy", "draft-only")
+RACE = (
+    "race",
+    "--backbone",
+    "tiny",
+    "--prompt",
+    "a ball",
+    "--blocks",
+    2,
+    "--policy",
+    "first",
+    "--policy",
+    "draft-only",
+)
 
 
 @pytest.fixture(scope="module")

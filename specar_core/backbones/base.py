@@ -118,9 +118,20 @@ class Machine:
     compile: bool = False
 
     @classmethod
-    def here(cls, precision: str | None = None, attention: str = "auto", compile: bool = False) -> "Machine":
-        """This computer. UsageError for a name that is unknown; no precision: what suits the device."""
+    def here(
+        cls,
+        precision: str | None = None,
+        attention: str = "auto",
+        compile: bool = False,
+        threads: int | None = None,
+    ) -> "Machine":
+        """This computer. UsageError for a name that is unknown; no precision: what suits the device.
+
+        threads: how many a CPU sums with, and so the last bits of what comes out, where a video is made again.
+        """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if threads and device.type == "cpu":
+            torch.set_num_threads(threads)
         precision = precision or ("bf16" if device.type == "cuda" else "fp32")
         if precision not in get_args(Precision):
             raise UsageError(f"unknown precision '{precision}'; known are {', '.join(get_args(Precision))}")

@@ -22,7 +22,8 @@ class TinyText(nn.Module):
     def __init__(self, words: Sequence[str], length: int, dim: int, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.words, self.length = tuple(words), length
-        self.embedding = nn.Embedding(len(words) + 1, dim)  # row 0 pads
+        # Row 0 pads. Given its rows: to draw them on the meta device, torch imports its compiler for seconds.
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(len(words) + 1, dim), freeze=False)
         self.position = nn.Parameter(torch.empty(length, dim))
         layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, activation="gelu", batch_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
