@@ -132,15 +132,10 @@ def sample(pair: Pair, prompt: Tensor, record: Record, given: Connected) -> tupl
     """Runs the job, or goes on with it: its latents, its report and its video."""
     job, name = record.job, run_name(record)
     progress = Generating(job)
-    with RunFolder(host.output_folder() / f"{name}.run", resume=True) as run:
-        latents = [run.latents(block) for block in range(run.blocks)]
-
-        def block(result: BlockResult) -> None:
-            latents.append(result.latents.float().cpu())
-            progress.block(result)
-
-        video = host.temp_folder() / f"{name}.mp4"
-        writer = VideoWriter(
+    video = host.temp_folder() / f"{name}.mp4"
+    with (
+        RunFolder(host.output_folder() / f"{name}.run", resume=True) as run,
+        VideoWriter(
             video,
             job.backbone.geometry.fps,
             job.width,
@@ -149,7 +144,14 @@ def sample(pair: Pair, prompt: Tensor, record: Record, given: Connected) -> tupl
             keep_blocks=run.blocks,
             overwrite=True,
             audio=given.audio,
-        )
+        ) as writer,
+    ):
+        latents = [run.latents(block) for block in range(run.blocks)]
+
+        def block(result: BlockResult) -> None:
+            latents.append(result.latents.float().cpu())
+            progress.block(result)
+
         run.begin({"report": record.report(0.0)})
         listener = Listener(step=progress.step, block=block)
         try:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # torch takes more than a second to import: only the commands
     from .backbones.base import Machine
     from .inputs import Inputs
     from .job import Job
+    from .plan import Plan
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -262,7 +264,8 @@ def video(
     )
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
-        show_plan(job, machine, models_dir, named, run_dir or out.with_suffix(".run"), as_json)
+        first = numbered(out, 1) if prompt_file else out
+        show_plan(job, machine, models_dir, named, as_json, out=first, run_dir=run_dir, overwrite=overwrite)
         return
     paths = {**model_files(job, files.models_dir(models_dir), named), **inputs_there}
     for difference in differences(told.get("models", []), paths):
@@ -274,9 +277,11 @@ def video(
 
 
 app.command("generate", help="Make a video.")(video)
-app.command("plan", help="Tell what `generate` with the same options would take; loads no weights, needs no GPU.")(
-    video
-)
+app.command(
+    "plan",
+    help="Tell what `generate` with the same options would take; loads no weights, needs no GPU. Exits with 1 if it "
+    "would be refused.",
+)(video)
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -328,22 +333,41 @@ def resolved(name: str, settings: dict[str, Any], inputs: "Inputs") -> tuple["Jo
 
 
 def show_plan(
-    job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], folder: Path, as_json: bool
+    job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], as_json: bool, **placing: Any
 ) -> None:
+    """placing: `out` and what `generate` needs to know of the files that are there already."""
     from . import files
-    from .plan import damaged_files, plan, refusal
+    from .plan import damaged_files, plan
 
     models = files.models_dir(models_dir)
     there, missing = files.find(job.files, models, named)
     absent = [str(models / file.folder / file.name) for file in missing]
-    planned = plan(job, machine, absent, damaged_files(there))
-    refused = refusal(planned, machine, folder)
+    planned = plan(job, machine, absent, damaged_files(job.backbone, there))
+    refused = why_not(planned, machine, **placing)
     if as_json:
         print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
     else:
         print(planned.text())
         if refused:
             print(f"refused   {refused}")
+    if refused or planned.missing_files or planned.damaged_files:
+        raise typer.Exit(1)
+
+
+def why_not(planned: "Plan", machine: "Machine", out: Path, run_dir: Path | None, overwrite: bool) -> str | None:
+    """What `generate` would say, models apart, before anything is loaded."""
+    from .models.attention import named
+    from .plan import refusal
+    from .video import check_place
+
+    folder = run_dir or out.with_suffix(".run")
+    try:
+        check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
+        if machine.attention != "auto":
+            named(machine.device, machine.dtype, machine.attention)
+    except (SpecarError, UsageError) as error:
+        return str(error)
+    return refusal(planned, machine, folder)
 
 
 def make_video(
@@ -352,15 +376,21 @@ def make_video(
     """placing: what `generate` needs to know of the files that are there already."""
     from .bars import run_bar
     from .generate import generate
+    from .plan import CHANGES
     from .timeline import describe
 
-    machine = able(job, machine, placing["run_dir"] or out.with_suffix(".run"))
+    changes = () if placing.get("resume") else CHANGES
+    machine = able(job, machine, placing["run_dir"] or out.with_suffix(".run"), changes)
     if len(job.cues) > 1:
         for line in describe(job.cues, job.geometry):
             stderr.print(f"prompt: {line}", markup=False)
     with run_bar(job, stderr) as listener:
         report = generate(job, machine, paths, out, listener=listener, **placing)
     print(json.dumps(report, indent=1) if as_json else out)
+
+
+def numbered(out: Path, number: int) -> Path:
+    return out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
 
 
 def make_videos(
@@ -375,13 +405,14 @@ def make_videos(
     """A video of each prompt, one after another; what failed is listed at the end."""
     from .bars import run_bar
     from .generate import Loaded, generate
+    from .plan import CHANGES
     from .timeline import Cue
 
-    machine = able(job, machine, out.parent)
+    machine = able(job, machine, out.parent, CHANGES)
     jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
     loaded, reports, failures = Loaded(jobs, machine, paths), [], []
     for number, one in enumerate(jobs, 1):
-        place = out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
+        place = numbered(out, number)
         try:
             with run_bar(one, stderr) as listener:
                 report = generate(one, machine, paths, place, overwrite=overwrite, listener=listener, loaded=loaded)
@@ -397,15 +428,21 @@ def make_videos(
         raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
 
 
-def able(job: "Job", machine: "Machine", folder: Path) -> "Machine":
-    """The machine as it can run the job; SpecarError if it cannot. folder: where the video is kept until it is done."""
+def able(job: "Job", machine: "Machine", folder: Path, changes: Collection[str]) -> "Machine":
+    """The machine as it can run the job; SpecarError or UsageError if it cannot.
+
+    folder: where the video is kept until it is done; changes: the command's options that may help.
+    """
+    from .models.attention import named
     from .models.compiled import no_compiler
     from .plan import plan, refusal
 
     if machine.compile and (reason := no_compiler(machine.device)):
         stderr.print(f"notice: runs without --compile: {reason}", markup=False)
         machine = replace(machine, compile=False)
-    if refused := refusal(plan(job, machine), machine, folder):
+    if machine.attention != "auto":
+        named(machine.device, machine.dtype, machine.attention)
+    if refused := refusal(plan(job, machine), machine, folder, changes):
         raise SpecarError(refused)
     return machine
 
@@ -480,7 +517,7 @@ def race(
     paths: dict[str, Path] = {}
     for job in jobs:
         paths |= model_files(job, files.models_dir(models_dir), {})
-        machine = able(job, machine, out.parent)
+        machine = able(job, machine, out.parent, ("--blocks", "--width"))
     with bar(stderr) as progress:
         scores = run_race(
             jobs,

@@ -91,7 +91,8 @@ def generate(
             place = f"../{out.name}" if beside else str(out.absolute())
             run.begin({"out": place, "overwrite": overwrite, "files": files, "report": record.report(0.0)})
             try:
-                source = opened(job, paths)
+                with record.timed("rollout"):
+                    source = opened(job, paths)
                 report = render(pair, prompt, record, writer, run, listener, source=source)
                 write_json(report, out.with_suffix(".json"))
                 run.remove()
@@ -116,7 +117,7 @@ class Loaded:
         """Embeddings, a row [L, D] for each of the job's texts."""
         if not self._rows:
             self._rows = self._encoded(listener)
-        return torch.stack([self._rows[text] for text in job.backbone.texts(job)])
+        return torch.stack([self._rows[text] for text in job.backbone.texts(job)]).to(self.machine.device)
 
     def pair(self, job: Job, listener: Listener) -> Pair:
         if self._pairs is None:
@@ -124,10 +125,10 @@ class Loaded:
         return self._pairs(job)
 
     def _encoded(self, listener: Listener) -> dict[str, Tensor]:
-        """The encoder is gone afterwards: few cards hold it and the models."""
+        """In host memory: there may be many. The encoder is gone afterwards: few cards hold it and the models."""
         texts = list(dict.fromkeys(text for job in self.jobs for text in job.backbone.texts(job)))
         encoder = self.jobs[0].backbone.load_text_encoder(self.paths["text encoder"], self.machine, listener.loading)
-        rows = encoder.encode(texts)
+        rows = encoder.encode(texts).cpu()
         del encoder
         if self.machine.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -169,7 +170,8 @@ def render(
         start: Committed | None = None
         drawn: Noise = white
         if job.source and source:
-            start, drawn = job.backbone.steered(pair, job.source.kind, source, prompts, white)
+            with record.timed("rollout"):
+                start, drawn = job.backbone.steered(pair, job.source.kind, source, prompts, white)
         with deciding(job, record.machine, told) as policy:
             for result in rollout(
                 pair,

@@ -145,7 +145,7 @@ def resolve(
         if name not in chosen:
             raise UsageError(f"'{name.replace('_', '-')}' is not an option of {backbone.name}")
         if not fits(value, type(chosen[name])):
-            raise UsageError(f"{name.replace('_', '-')} cannot be {value!r}, it is as in {chosen[name]!r}")
+            raise UsageError(f"{name.replace('_', '-')} must be one such as {chosen[name]!r}, not {value!r}")
         chosen[name] = value
 
     if source:

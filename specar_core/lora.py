@@ -114,7 +114,9 @@ def fit(checkpoint: Checkpoint, network: nn.Module) -> Fit:
 
     parts, wrong = {}, []
     for name, change in changes.items():
-        if not change.keys() & {"diff", "diff_b"} and not {"up", "down"} <= change.keys():
+        if ("up" in change) != ("down" in change):
+            unmatched += [change.pop(part) for part in ("up", "down", "alpha") if part in change]
+        if not change.keys() & {"diff", "diff_b", "up"}:
             unmatched += change.values()
         elif fault := _wrong_size(name, change, checkpoint.names, wanted[name]):
             wrong.append(fault)
@@ -206,12 +208,14 @@ def _put(network: nn.Module, name: str, value: Tensor) -> None:
 def _difference(checkpoint: Checkpoint, parts: Mapping[str, str], weight: Tensor) -> Tensor:
     """What one LoRA of strength 1 adds to a weight, float32 on its device."""
     tensors = {part: checkpoint.tensor(stored).to(weight.device, torch.float32) for part, stored in parts.items()}
-    for whole in ("diff", "diff_b"):
-        if whole in tensors:
-            return tensors[whole].view_as(weight)
-    up, down = tensors["up"].flatten(1), tensors["down"].flatten(1)
-    scale = tensors["alpha"].item() / len(down) if "alpha" in tensors else 1.0
-    return scale * (up @ down).view_as(weight)
+    total = torch.zeros_like(weight, dtype=torch.float32)
+    for whole in tensors.keys() & {"diff", "diff_b"}:
+        total += tensors[whole].view_as(weight)
+    if "up" in tensors:
+        up, down = tensors["up"].flatten(1), tensors["down"].flatten(1)
+        scale = tensors["alpha"].item() / len(down) if "alpha" in tensors else 1.0
+        total += scale * (up @ down).view_as(weight)
+    return total
 
 
 def _split(stored: str) -> tuple[str, str]:
@@ -245,14 +249,15 @@ def _key(name: str) -> str:
 
 def _wrong_size(name: str, change: Mapping[str, str], infos: Mapping[str, TensorInfo], weight: Tensor) -> str | None:
     shapes = {part: infos[stored].shape for part, stored in change.items()}
-    if "up" in shapes and "down" in shapes:
+    fits, there = math.prod(shapes.get("alpha", ())) == 1, []
+    for whole in shapes.keys() & {"diff", "diff_b"}:
+        there = list(shapes[whole])
+        fits = fits and math.prod(there) == weight.numel()
+    if "up" in shapes:
         up, down = shapes["up"] or (0,), shapes["down"] or (0,)
-        there = [up[0], math.prod(down[1:])]
-        fits = there == [weight.shape[0], weight[0].numel()] and math.prod(up[1:]) == down[0] > 0
-        fits = fits and math.prod(shapes.get("alpha", ())) == 1
-    else:
-        (there,) = [list(shape) for part, shape in shapes.items() if part != "alpha"][:1]
-        fits = math.prod(there) == weight.numel()
+        low_rank = [up[0], math.prod(down[1:])]
+        if low_rank != [weight.shape[0], weight[0].numel()] or not math.prod(up[1:]) == down[0] > 0:
+            fits, there = False, low_rank
     return None if fits else f"{name} is {list(weight.shape)} in the model, {there} in the LoRA"
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .backbones.base import Machine, Needs
+from .backbones.base import Backbone, Machine, Needs
 from .errors import SpecarError, UsageError
 from .files import require
 from .job import Job
@@ -24,8 +24,12 @@ from .scorers import SCORERS, unjudged
 from .tensor_files import open_checkpoint
 from .timeline import describe
 
-# 8 bits a pixel come out of x264 at crf 17 as about this many (832x480, moving scenes); noise takes far more.
-VIDEO_BITS_PER_PIXEL = 0.35
+# More than x264 at crf 17 made of any scene: 0.35 bits a pixel at 832x480, up to 1 at 96x64. Noise takes 6.
+VIDEO_BITS_PER_PIXEL = 1.5
+VIDEO_FILE_BYTES, VIDEO_FRAME_BYTES = 1 << 12, 100  # whatever the size: headers, the encoder's settings, the index
+AUDIO_BYTES = 40_000  # a second
+REPORT_BYTES, REPORT_BLOCK_BYTES = 1 << 12, 1 << 9  # beside the texts in it
+COPIES = 3  # of the report: in the video, beside it, and in the run's folder with its blocks
 PROCESS_BYTES = 1 << 30  # Python, torch, and the libraries for text and video (0.4 GB)
 CUDA_BYTES = 2 << 30  # what its context takes on the host
 GPU_MARGIN = 1 << 30  # what torch's allocator holds without using it, and the workspaces of libraries
@@ -60,7 +64,7 @@ class Plan:
             "predicted_seconds": self.seconds,
             "unmeasured": self.unmeasured,
             "gpu_bytes": self.gpu_bytes,
-            "gpu_bytes_by_part": dict(self.needs.rollout),
+            "gpu_bytes_by_part": dict(self.needs.rollout) if self.gpu_bytes else {},
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
             "missing_files": list(self.missing_files),
@@ -75,34 +79,44 @@ class Plan:
             f"{role} {count}" if count == fewest[role] else f"{role} {fewest[role]} to {count}"
             for role, count in job.forwards.items()
         )
-        targets = f"{'at least ' if job.is_open else ''}{len(job.at_least.schedule.targets)} targets"
+        targets = f"{'at least ' if job.is_open else ''}{_count(len(job.at_least.schedule.targets), 'target')}"
+        on_gpu = f"{_size(self.gpu_bytes)} on the GPU, " if self.gpu_bytes else ""
         seconds = "unknown: " + str(self.unmeasured) if self.seconds is None else f"{self.seconds} s"
         lines = [
             f"{job.backbone.title}, {job.width}x{job.height}",
-            f"length    {length:.2f} s, {job.frames} frames at {geometry.fps} fps, {job.blocks} blocks",
+            f"length    {length:.2f} s, {job.frames} frames at {geometry.fps} fps, {_count(job.blocks, 'block')}",
             *(f"prompt    {line}" for line in describe(job.cues, job.geometry) if len(job.cues) > 1),
             f"schedule  {schedule.strip}",
             f"          {schedule.policy}, {targets}, longest draft run {schedule.max_draft_run}",
             f"forwards  {forwards}",
             f"time      {seconds}",
-            f"memory    {_gigabytes(self.gpu_bytes)} on the GPU, {_gigabytes(self.host_bytes)} on the host",
-            f"disk      {_gigabytes(self.disk_bytes)} at most, while it is made",
+            f"memory    {on_gpu}{_size(self.host_bytes)} on the host",
+            f"disk      {_size(self.disk_bytes)} at most, while it is made",
         ]
         if self.missing_files:
             lines += ["missing   " + "\n          ".join(self.missing_files)]
             lines += [f"          get them with `specar download --backbone {job.backbone.name}`"]
-        lines += [f"damaged   {fault}" for fault in self.damaged_files]
+        lines += [f"unusable  {fault}" for fault in self.damaged_files]
         return "\n".join(lines)
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def refusal(planned: Plan, machine: Machine, folder: Path) -> str | None:
+def _size(size: int) -> str:
+    unit, name = next((unit for unit in ((1e9, "GB"), (1e6, "MB")) if size >= unit[0]), (1e3, "kB"))
+    return f"{size / unit:.1f} {name}"
+
+
+CHANGES = ("--blocks", "--width", "--schedule")
+
+
+def refusal(planned: Plan, machine: Machine, folder: Path, changes: Collection[str] = CHANGES) -> str | None:
     """Why the job cannot run here, with the numbers and the smallest change that would help; None if it can.
 
-    folder: where the video is kept while it is made; what an unfinished run left there need not fit once more.
+    folder: where the video is kept while it is made; what an unfinished run left there need not fit once more. changes:
+    the options that the user has to change it.
     """
     if reason := unjudged(planned.job):
         return reason
@@ -114,10 +128,10 @@ def refusal(planned: Plan, machine: Machine, folder: Path) -> str | None:
         there["GPU memory"], total = torch.cuda.mem_get_info(machine.device)
         missing = shortages(planned, {**there, "GPU memory": total})
         if not missing and (missing := shortages(planned, there)):
-            held = _gigabytes(total - there["GPU memory"])
+            held = _size(total - there["GPU memory"])
             return f"{'; '.join(missing)}: other programs hold {held} of the GPU, close some"
     missing = shortages(planned, there)
-    return f"{'; '.join(missing)}. {smallest_change(planned.job, machine, there)}." if missing else None
+    return f"{'; '.join(missing)}. {smallest_change(planned.job, machine, there, changes)}." if missing else None
 
 
 def shortages(planned: Plan, there: Mapping[str, int]) -> list[str]:
@@ -127,13 +141,13 @@ def shortages(planned: Plan, there: Mapping[str, int]) -> list[str]:
         "disk space": planned.disk_bytes,
     }
     return [
-        f"not enough {what}: about {_gigabytes(needs[what])} needed, {_gigabytes(size)} there"
+        f"not enough {what}: about {_size(needs[what])} needed, {_size(size)} there"
         for what, size in there.items()
         if needs[what] > size
     ]
 
 
-def smallest_change(job: Job, machine: Machine, there: Mapping[str, int]) -> str:
+def smallest_change(job: Job, machine: Machine, there: Mapping[str, int], options: Collection[str] = CHANGES) -> str:
     """What to try. For the disk, fewer blocks; for memory the first of a smaller size, the drafter alone, and both."""
 
     def fits(change: tuple[str, Job]) -> bool:
@@ -147,9 +161,11 @@ def smallest_change(job: Job, machine: Machine, there: Mapping[str, int]) -> str
         first = bisect_left(lengths, True, key=lambda blocks: fits(shorter(job, blocks)))
         ways = [[shorter(job, blocks)] for blocks in lengths[first : first + 1]]
     for changes in ways:  # each falls from the smallest change to the largest
+        if changes and changes[0][0].split()[0] not in options:
+            continue
         if (first := bisect_left(changes, True, key=fits)) < len(changes):
             return f"It fits with {changes[first][0]}"
-    return "Nothing smaller fits: more memory or another disk is needed"
+    return "Nothing smaller fits: more memory or another disk is needed" if options else "Make room for it"
 
 
 def shorter(job: Job, blocks: int) -> tuple[str, Job]:
@@ -165,12 +181,12 @@ def smaller(job: Job) -> Iterator[tuple[str, Job]]:
         yield f"--width {width} --height {height}", replace(job, width=width, height=height)
 
 
-def damaged_files(paths: Mapping[str, Path]) -> list[str]:
-    """What is wrong with the files of these models: cut off, a web page, ... Headers only, so it takes no time."""
+def damaged_files(backbone: Backbone, paths: Mapping[str, Path]) -> list[str]:
+    """What is wrong with the files of these models: cut off, another model, ... Headers only, so it takes no time."""
     faults = []
-    for path in paths.values():
+    for what, path in paths.items():
         try:
-            open_checkpoint(path)
+            backbone.check_model(what, open_checkpoint(path))
         except (SpecarError, UsageError) as error:
             faults.append(str(error))
     return faults
@@ -179,7 +195,7 @@ def damaged_files(paths: Mapping[str, Path]) -> list[str]:
 def model_files(job: Job, models: Path, named: Mapping[str, Path]) -> dict[str, Path]:
     """Each file: shipped, named, or below the folder `models`. SpecarError if one is missing or damaged."""
     required = require(job.files, models, job.backbone.name, named)
-    if faults := damaged_files(required):
+    if faults := damaged_files(job.backbone, required):
         raise SpecarError("\n".join(faults))
     return {**job.backbone.shipped, **required}
 
@@ -192,8 +208,6 @@ def plan(job: Job, machine: Machine, missing_files: Sequence[str] = (), damaged_
     seconds, unmeasured = predict(job, machine)
     geometry = job.backbone.geometry
     frames_bytes = geometry.later_frames * job.width * job.height * 3
-    video_bytes = job.frames * job.width * job.height * VIDEO_BITS_PER_PIXEL / 8
-    latent_bytes = 4 * math.prod(geometry.latent_shape(job.width, job.height)) // geometry.latent_frames
     return Plan(
         job=job,
         needs=needs,
@@ -201,10 +215,22 @@ def plan(job: Job, machine: Machine, missing_files: Sequence[str] = (), damaged_
         unmeasured=unmeasured,
         gpu_bytes=needs.peak if on_gpu else 0,
         host_bytes=PROCESS_BYTES + 4 * frames_bytes + (CUDA_BYTES if on_gpu else needs.peak),
-        disk_bytes=int(2 * video_bytes) + job.blocks * job.backbone.checkpoint_frames * latent_bytes,
+        disk_bytes=disk_bytes(job),
         missing_files=tuple(missing_files),
         damaged_files=tuple(damaged_files),
     )
+
+
+def disk_bytes(job: Job) -> int:
+    """At most, of anything but noise: the segments, the video that they are joined to, and the blocks' checkpoints."""
+    geometry = job.backbone.geometry
+    frame_bytes = VIDEO_FRAME_BYTES + job.width * job.height * VIDEO_BITS_PER_PIXEL / 8
+    sound = AUDIO_BYTES * job.frames / geometry.fps if job.source and job.source.strength is not None else 0
+    latent_bytes = 4 * math.prod(geometry.latent_shape(job.width, job.height)) // geometry.latent_frames
+    texts = len(json.dumps([job.told_options, [cue.to_dict() for cue in job.cues]]))
+    report = REPORT_BYTES + texts + job.blocks * REPORT_BLOCK_BYTES
+    video = VIDEO_FILE_BYTES + job.frames * frame_bytes
+    return int(2 * video + sound) + COPIES * report + job.blocks * job.backbone.checkpoint_frames * latent_bytes
 
 
 def card(device: torch.device) -> str:

@@ -90,7 +90,7 @@ class Record:
             torch.cuda.reset_peak_memory_stats(machine.device)
 
     @contextmanager
-    def timed(self, what: Literal["load", "text"]) -> Iterator[None]:
+    def timed(self, what: Literal["load", "text", "rollout"]) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self._timings[what] += time.perf_counter() - started

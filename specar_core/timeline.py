@@ -110,9 +110,7 @@ def within(cues: Sequence[Cue], geometry: Geometry, blocks: int) -> tuple[tuple[
     """The prompts of a video of so many blocks, and what is past its end."""
     length = geometry.seconds(blocks)
     past = [
-        f"the prompt '{cue.text}' at {geometry.seconds(cue.block):.2f} s is past the end ({length:.2f} s): not used"
-        for cue in cues
-        if cue.block >= blocks
+        f"the prompt '{cue.text}' is past the end ({length:.2f} s): not used" for cue in cues if cue.block >= blocks
     ]
     return tuple(cue for cue in cues if cue.block < blocks), past
 

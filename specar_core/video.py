@@ -53,6 +53,20 @@ def keep(*paths: Path) -> None:
             raise UsageError(f"{path} exists; choose another name, or overwrite it with --overwrite.")
 
 
+def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = False) -> None:
+    """UsageError if no video may be written to `path`, or would replace something; folder: where its segments lie."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; add a file name ending in .mp4.")
+    if path.suffix.lower() != ".mp4":
+        raise UsageError(f"{path} does not end in .mp4, the only format written here.")
+    if not overwrite:
+        keep(path)
+        if not continues:
+            if any(folder.glob("segment-*.mp4")):
+                raise unfinished(folder)
+            keep(folder.with_suffix(".partial.mp4"))
+
+
 def writable(*paths: Path) -> None:
     """Makes the folders of these files; SpecarError if one of them cannot be written."""
     for path in paths:
@@ -194,16 +208,7 @@ class VideoWriter:
     def _check_target(self) -> None:
         import av
 
-        if self.path.is_dir():
-            raise UsageError(f"{self.path} is a folder; add a file name ending in .mp4.")
-        if self.path.suffix.lower() != ".mp4":
-            raise UsageError(f"{self.path} does not end in .mp4, the only format written here.")
-        if not self._overwrite:
-            keep(self.path)
-            if not self._continues:
-                if any(self.folder.glob("segment-*.mp4")):
-                    raise unfinished(self.folder)
-                keep(self.partial_path)
+        check_place(self.path, self.folder, overwrite=self._overwrite, continues=self._continues)
         try:
             av.codec.Codec("libx264", "w")
         except ValueError as error:

@@ -189,7 +189,7 @@ def test_sink_frames_change_what_comes_after_the_window(tmp_path):
     without, _ = video_with(tmp_path / "a.mp4", "--drafter-context", "rolling:9")
     sunk, _ = video_with(tmp_path / "b.mp4", "--drafter-context", "rolling:9:3")
     same = [bool((x == y).all()) for x, y in zip(without, sunk, strict=True)]
-    assert all(same[:30]) and not any(same[42:])  # the window is full with the third block
+    assert all(same[:24]) and not any(same[42:])  # full with the third block; x264 looks ahead over its last frames
 
 
 @pytest.mark.parametrize("reason, count", [(None, 2), ("no C++ compiler", 0)])

@@ -124,7 +124,7 @@ def test_another_size_runs_with_a_notice():
         (HELIOS, {"steps": {"drafter": [2, 2]}}, r"drafter's steps \(Helios-Distilled\) must be 3 numbers.*not 2,2"),
         (HELIOS_MID, {"steps": {"target": [20, 0, 20]}}, "at least 1, not 20,0,20"),
         (HELIOS, {"options": {"guidance": 0.5}}, "guidance must be at least 1, which is none, not 0.5"),
-        (HELIOS, {"options": {"guidance": float("nan")}}, "guidance must be at least 1"),
+        (HELIOS, {"options": {"guidance": float("nan")}}, "guidance must be one such as 5.0, not nan"),
         (backbone("krea"), {"options": {"negative": "x"}}, "'negative' is not an option of krea"),
     ],
 )

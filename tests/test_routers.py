@@ -210,9 +210,9 @@ def test_a_stitched_block_is_of_both_models():
 
 def test_stitching_needs_one_list_of_steps():
     with pytest.raises(UsageError, match="same steps"):
-        resolve(TINY, options={"stitch": 2}, steps={"drafter": [1000, 500]})
-    with pytest.raises(UsageError, match="0 to 4"):
-        resolve(TINY, options={"stitch": 5})
+        resolve(TINY, options={"stitch": 2}, steps={"drafter": [1000, 500, 250]})
+    with pytest.raises(UsageError, match="0 to 3"):
+        resolve(TINY, options={"stitch": 4})
 
 
 @pytest.mark.parametrize("stitch", [0, 3])

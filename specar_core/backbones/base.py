@@ -247,6 +247,10 @@ class Backbone(ABC):
         """One role's transformer on the meta device: names and shapes."""
 
     @abstractmethod
+    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
+        """SpecarError if, by its header, this cannot be the "target", "drafter", "text encoder" or "vae"."""
+
+    @abstractmethod
     def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> nn.Module:
         """One role's transformer. It is rebuilt by `type(network)(network.config, operations, network.attend)`, but for
         the layers that `models/low_precision.py` put into it."""

@@ -89,8 +89,9 @@ class CausalWanBackbone(Backbone):
 
     def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
         stitch, drafts = options["stitch"], steps["drafter"]
-        if not 0 <= stitch <= len(drafts):
-            raise UsageError(f"the drafter can begin with 0 to {len(drafts)} of a target block's steps, not {stitch}")
+        if not 0 <= stitch < len(drafts):
+            most = len(drafts) - 1
+            raise UsageError(f"the drafter can do 0 to {most} of a target block's {most + 1} steps, not {stitch}")
         if stitch and drafts != steps["target"]:
             raise UsageError(
                 f"to stitch {stitch} steps, both models need the same steps: {drafts} and {steps['target']}"
@@ -115,7 +116,7 @@ class CausalWanBackbone(Backbone):
         return self.stitch(job) * len(set(targets) - {0, *job.geometry.cuts})
 
     def stitch(self, job: "Job") -> int:
-        return min(job.options["stitch"], len(self.all_steps(job, "drafter")))
+        return min(job.options["stitch"], len(self.all_steps(job, "drafter")) - 1)
 
     def all_steps(self, job: "Job", role: Role) -> tuple[int, ...]:
         """`terminal_step` adds Krea's own last evaluation, at t = 0, where the list does not end with it already."""
@@ -128,15 +129,26 @@ class CausalWanBackbone(Backbone):
         with torch.device("meta"):
             return CausalWan(self.configs[role])
 
-    def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> CausalWan:
-        checkpoint = open_checkpoint(path)
+    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
+        if what == "vae":
+            checked_vae(checkpoint, self.vae_config)
+        elif what == "text encoder":
+            check_umt5(checkpoint)
+        else:
+            self.check_network("target" if what == "target" else "drafter", checkpoint)
+
+    def check_network(self, role: Role, checkpoint: Checkpoint) -> None:
         found = identify(checkpoint)
         if found.kind != "wan":
-            raise SpecarError(f"{path} cannot be the {role}: it is a {found}")
+            raise SpecarError(f"{checkpoint.path} cannot be the {role}: it is a {found}")
         if not self.fits(checkpoint, role):
             other: Role = "drafter" if role == "target" else "target"
             hint = f"; it is the {other}'s" if self.fits(checkpoint, other) else ""
-            raise SpecarError(f"{path} cannot be the {role} of {self.name}: it is a {found}{hint}")
+            raise SpecarError(f"{checkpoint.path} cannot be the {role} of {self.name}: it is a {found}{hint}")
+
+    def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> CausalWan:
+        checkpoint = open_checkpoint(path)
+        self.check_network(role, checkpoint)
         with torch.device("meta"):
             network = CausalWan(self.configs[role], attend=attend)
         if machine.precision == "fp8":
@@ -214,13 +226,24 @@ class CausalWanBackbone(Backbone):
         return Needs(gpu, text=self.text_bytes)
 
 
-def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine, progress: Progress) -> WanVAE:
-    """SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
+def check_umt5(checkpoint: Checkpoint) -> None:
+    if (found := identify(checkpoint)).kind != "umt5":
+        raise SpecarError(f"{checkpoint.path} cannot be the text encoder: it is a {found}")
+
+
+def checked_vae(checkpoint: Checkpoint, wanted: VaeConfig | None) -> VaeConfig:
+    """Its sizes. SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
     if (found := identify(checkpoint)).kind != "wan-vae":
         raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}")
     config = VaeConfig.detect(shapes(checkpoint))
-    if wanted not in (None, config):
+    if wanted is not None and wanted != config:
         raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}, and width {wanted.dim} is needed")
+    return config
+
+
+def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine, progress: Progress) -> WanVAE:
+    """SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
+    config = checked_vae(checkpoint, wanted)
     with torch.device("meta"):
         vae = WanVAE(config)
     # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.

@@ -28,7 +28,7 @@ from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import canonical_name, identify, load_into
 from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts, TextEncoder
-from .causal_wan import decoder_bytes, load_vae, shapes
+from .causal_wan import check_umt5, checked_vae, decoder_bytes, load_vae, shapes
 from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe
 from .helios_start import start_image, start_video
 from .krea import KREA, load_text_encoder
@@ -134,12 +134,23 @@ class HeliosBackbone(Backbone):
         with torch.device("meta"):
             return HeliosTransformer(self.config)
 
+    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
+        if what == "vae":
+            checked_vae(checkpoint, self.vae_config)
+        elif what == "text encoder":
+            check_umt5(checkpoint)
+        else:
+            self.check_network("target" if what == "target" else "drafter", checkpoint)
+
+    def check_network(self, role: Role, checkpoint: Checkpoint) -> None:
+        if (found := identify(checkpoint)).kind != "helios":
+            raise SpecarError(f"{checkpoint.path} cannot be the {role} of {self.name}: it is a {found}")
+
     def load_network(
         self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress
     ) -> HeliosTransformer:
         checkpoint = open_checkpoint(path)
-        if (found := identify(checkpoint)).kind != "helios":
-            raise SpecarError(f"{path} cannot be the {role} of {self.name}: it is a {found}")
+        self.check_network(role, checkpoint)
         folder = checkpoint.path.parent
         self.check_scheduler(folder, role)
         with torch.device("meta"):

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..models.tiny_text import TinyText, load_tiny_text
+from ..models.tiny_text import TinyText, load_tiny_text, outline
 from ..models.vae import VaeConfig
 from ..models.wan import WanConfig
 from ..schedule import Role
+from ..tensor_files import Checkpoint
 from .base import Machine, Progress
 from .causal_wan import CausalWanBackbone
 
@@ -31,10 +32,16 @@ class TinyBackbone(CausalWanBackbone):
     def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TinyText:
         return load_tiny_text(path, machine.device)
 
+    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
+        if what == "text encoder":
+            outline(checkpoint)
+        else:
+            super().check_model(what, checkpoint)
+
 
 TINY = TinyBackbone(
     name="tiny",
-    title="tiny pair: coloured shapes, 96x64",
+    title="tiny pair: coloured shapes",
     width=96,
     height=64,
     blocks=8,

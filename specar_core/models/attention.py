@@ -8,6 +8,7 @@ anything else that goes wrong is a fault of ours and surfaces.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 import torch
@@ -130,26 +131,39 @@ def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choi
 
     A back end asked for by name that cannot be had is refused (UsageError) with the reason.
     """
-    check_name(name)
+    if name != "auto":
+        attend = named(device, dtype, name)
+        log.info("attention: %s (asked for)", name)
+        return Choice(name, attend, "asked for")
     passed_over: list[str] = []
     for backend in BACKENDS:
-        if name != backend.name and not (name == "auto" and backend.automatic):
+        if not backend.automatic:
             continue
         try:
             attend = probe(backend, device, dtype)
         except Absent as absent:
-            if name == backend.name:
-                raise UsageError(f"attention '{name}' cannot be used: {absent}") from None
             passed_over.append(f"{backend.name}: {absent}")
             continue
-        reason = "; ".join(passed_over) if passed_over else "asked for" if name == backend.name else "first choice"
+        reason = "; ".join(passed_over) or "first choice"
         log.info("attention: %s (%s)", backend.name, reason)
         return Choice(backend.name, attend, reason)
     raise AssertionError("sdpa is always there")
 
 
+def named(device: torch.device, dtype: torch.dtype, name: str) -> Attend:
+    """The function of one back end. UsageError, with the reason, if it cannot be had."""
+    check_name(name)
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    try:
+        return probe(backend, device, dtype)
+    except Absent as absent:
+        raise UsageError(f"attention '{name}' cannot be used: {absent}") from None
+
+
+@cache
 def probe(backend: Backend, device: torch.device, dtype: torch.dtype) -> Attend:
-    """The back end's function, having agreed with torch's on this device; Absent with the reason otherwise."""
+    """The back end's function, having agreed with torch's on this device; Absent with the reason otherwise, which is
+    looked for again the next time."""
     if backend.capability is not None:
         if device.type != "cuda":
             raise Absent("needs an NVIDIA GPU")

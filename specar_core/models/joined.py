@@ -55,7 +55,8 @@ class Projections(nn.Module):
             return self.joined[0](x).chunk(3, dim=-1)
         last = slice(tokens - wanted, None)
         part = Quantised(x.values[:, last], x.scale[:, last]) if isinstance(x, Quantised) else x[:, last]
-        return q(part), k(x), v(x)
+        keys = k(x)
+        return q(part) if wanted else keys[:, :0], keys, v(x)  # not every product takes no rows
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SpecarError
-from ..tensor_files import open_checkpoint
+from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import load_into
 
 log = logging.getLogger("specar")
@@ -61,14 +61,18 @@ class TinyText(nn.Module):
         return " ".join(self.words[index - 1] for index in ids[self.length - 8 : self.length])
 
 
-def load_tiny_text(path: Path, device: torch.device) -> TinyText:
-    """The sizes and the words are in the file's metadata, under `config`."""
-    checkpoint = open_checkpoint(path)
+def outline(checkpoint: Checkpoint) -> TinyText:
+    """On the meta device. The sizes and the words are in the file's metadata, under `config`."""
     try:
         config = json.loads(checkpoint.metadata["config"])["text"]
         with torch.device("meta"):
-            encoder = TinyText(**config)
+            return TinyText(**config)
     except (KeyError, ValueError, TypeError):
-        raise SpecarError(f"{path} is not the tiny pair's text encoder") from None
+        raise SpecarError(f"{checkpoint.path} is not the tiny pair's text encoder") from None
+
+
+def load_tiny_text(path: Path, device: torch.device) -> TinyText:
+    checkpoint = open_checkpoint(path)
+    encoder = outline(checkpoint)
     load_into(encoder.eval(), checkpoint, dtype=torch.float32, device=device, rename=lambda name: name)
     return encoder
