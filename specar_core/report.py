@@ -96,7 +96,7 @@ class Record:
         self._timings[what] += time.perf_counter() - started
 
     def resume(self, blocks: Sequence[dict[str, Any]]) -> None:
-        """Begins with the blocks, as `add` told them, of an earlier run. Timings are those of this run only."""
+        """Begins with the blocks, as `add` told them, of an earlier run."""
         self._blocks, self.resumed_at = list(blocks), len(blocks)
 
     def add(self, result: BlockResult, told: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (not changed)
@@ -115,6 +115,11 @@ class Record:
         return block
 
     def report(self, encode_seconds: float) -> dict[str, Any]:
+        """encode_seconds: how long a thread beside the rollout encoded.
+
+        Timings are those of the last process only, which began at block `resumed_at` where that is no null. "rollout"
+        has the start from an image or a video in it; "encode" runs beside it and "decode", and is no part of a sum.
+        """
         job, machine = self.job, self.machine
         timings = {**self._timings, "encode": encode_seconds, "total": time.perf_counter() - self._started}
         on_gpu = machine.device.type == "cuda"

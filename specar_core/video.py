@@ -68,8 +68,10 @@ def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = 
 
 
 def writable(*paths: Path) -> None:
-    """Makes the folders of these files; SpecarError if one of them cannot be written."""
+    """Makes the folders of these files; SpecarError if one of them cannot be written, UsageError if it is a folder."""
     for path in paths:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: choose another name.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _part(path).touch()

@@ -13,7 +13,7 @@ from small import small_backbone
 from test_cli import refused, specar
 
 from specar_core.backbones.base import Machine
-from specar_core.errors import UsageError
+from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import generate
 from specar_core.job import resolve
 from specar_core.measures import read_frames
@@ -88,6 +88,12 @@ def test_a_race_refuses_before_it_works(pair, tmp_path):
     with pytest.raises(UsageError, match=r"r-2-target-only\.mp4 exists"):
         race(jobs(pair, "first", "target-only"), CPU, {}, tmp_path / "r.html")
     assert [path.name for path in tmp_path.iterdir()] == ["r-2-target-only.mp4"]
+    (tmp_path / "f.html").mkdir()
+    with pytest.raises(UsageError, match=r"f\.html is a folder"):
+        race(jobs(pair, "first", "target-only"), CPU, {}, tmp_path / "f.html", overwrite=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecarError, match="Cannot write"):
+        race(jobs(pair, "first", "target-only"), CPU, {}, tmp_path / "file" / "r.html")
 
 
 def test_an_embedding_page_holds_the_videos(pair, tmp_path):

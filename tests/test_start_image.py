@@ -1,8 +1,10 @@
 """A video that begins with an image: any image, the image itself first, and no seam behind it (cases R15, R94)."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -16,7 +18,7 @@ from small import small_backbone
 from test_cli import refused, specar
 from test_helios_files import SMALL, models  # noqa: F401
 
-from specar_core import cli
+from specar_core import cli, report
 from specar_core.backbones.causal_wan import GEOMETRY
 from specar_core.backbones.session_start import start_image
 from specar_core.errors import SpecarError, UsageError
@@ -290,6 +292,17 @@ def test_from_the_command_line_R15(here):
     refused(2, "cannot read i.png as an image", "generate", *options)
     picture().save("i.png")
     refused(2, "an image has no strength: leave out --strength 0.5", "generate", *options, "--strength", "0.5")
+
+
+def test_the_start_from_an_image_is_a_part_of_the_rollout_s_time(backbone, tmp_path, monkeypatch):
+    """On a clock that ticks when it is looked at; the blocks themselves take no time."""
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr("specar_core.rollout.time", SimpleNamespace(perf_counter=lambda: 0))
+    job, _, paths = image_job(backbone, tmp_path, blocks=1)
+    told = generate(job, CPU, paths, tmp_path / "a.mp4")["timings"]
+    plain = generate(replace(job, source=None), CPU, paths, tmp_path / "b.mp4")["timings"]
+    assert (told["rollout"], plain["rollout"]) == (2, 1)  # to look for one and read it, and to encode it
+    assert told["load"] + told["text"] + told["rollout"] + told["decode"] <= told["total"]
 
 
 def test_a_changed_image_is_no_continuation(backbone, tmp_path):

@@ -249,7 +249,7 @@ def here(tmp_path, monkeypatch, backbone):
 def test_from_the_command_line_R110(here):
     options = ["--backbone", "tiny", "--timeline", "t.txt", "--blocks", "6", "--schedule", "keyed:3"]
     told = specar("plan", *options)
-    assert "'never' at 99" in told.stderr
+    assert "the prompt 'never' is past the end (3.94 s): not used" in told.stderr
     assert "prompt    1.12s, block 2: a ball\nprompt    2.62s, block 4 cut: red\n" in told.stdout
     result = specar("generate", *options, "--out", "a.mp4")
     assert result.exit_code == 0 and "prompt: 2.62s, block 4 cut: red" in result.stderr

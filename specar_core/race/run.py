@@ -47,7 +47,7 @@ def race(
     videos = [out.with_name(f"{out.stem}-{number}-{_slug(job)}.mp4") for number, job in enumerate(jobs, 1)]
     if not overwrite:
         keep(out, out.with_suffix(".json"), *videos, *(video.with_suffix(".json") for video in videos))
-    writable(out)
+    writable(out, out.with_suffix(".json"), *videos)
     loaded = Loaded(jobs, machine, paths)
     _warm_up(jobs, loaded, listening(jobs[0]), progress)
     clips = []
