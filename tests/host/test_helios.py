@@ -80,5 +80,17 @@ def test_helios(host, fresh, models):
     assert frames(saved).shape == (66, 64, 64, 3) and report["fps"] == 24
 
     (sampler,) = (told for told in graph.values() if told["class_type"] == "SpecARSpeculativeSampler")
+    (place,) = (name for name, told in graph.items() if told is sampler)
+    (scheduler,) = (told for told in graph.values() if told["class_type"] == "SpecARScheduler")
+    scheduler["inputs"] |= {"blocks": 1, "policy": "draft-only"}
+    graph["stills"] = node("EmptyImage", width=64, height=64, batch_size=33, color=0x3366CC)
+    graph["still"] = node("ImageFromBatch", image=["stills", 0], batch_index=0, length=1)
+    graph["clip"] = node("CreateVideo", images=["stills", 0], fps=24.0)
+    for begins_with in ({"start_image": ["still", 0]}, {"source_video": ["clip", 0]}):
+        run = fresh.run(graph | {place: sampler | {"inputs": sampler["inputs"] | begins_with}})
+        assert run.end == "execution_success", run.error
+        (report,) = next(shown["specar"] for shown in run.outputs.values() if "specar" in shown)
+        assert report["options"].keys() & {"image", "video"} and report["frames"] == 33
+
     del sampler["inputs"]["negative"]
     assert "helios runs with guidance: connect a negative prompt" in fresh.run(graph).error
