@@ -57,4 +57,4 @@ def test_what_is_left_is_known_without_a_walk_over_all_blocks(monkeypatch):
     for role in ("target", "drafter"):
         forecast.learn(block(0, role, 2.0))
     monkeypatch.setattr(type(job.schedule), "role", None)
-    assert forecast.left(500_000) == 100_000.0
+    assert forecast.left(50_000) == 100_000.0
