@@ -80,9 +80,12 @@ def test_helios(host, fresh, models):
     assert frames(saved).shape == (66, 64, 64, 3) and report["fps"] == 24
 
     (sampler,) = (told for told in graph.values() if told["class_type"] == "SpecARSpeculativeSampler")
+    del sampler["inputs"]["negative"]
+    assert "helios runs with guidance: connect a negative prompt" in fresh.run(graph).error
+
     (place,) = (name for name, told in graph.items() if told is sampler)
     (scheduler,) = (told for told in graph.values() if told["class_type"] == "SpecARScheduler")
-    scheduler["inputs"] |= {"blocks": 1, "policy": "draft-only"}
+    scheduler["inputs"] |= {"blocks": 1, "policy": "draft-only"}  # which has no guidance
     graph["stills"] = node("EmptyImage", width=64, height=64, batch_size=33, color=0x3366CC)
     graph["still"] = node("ImageFromBatch", image=["stills", 0], batch_index=0, length=1)
     graph["clip"] = node("CreateVideo", images=["stills", 0], fps=24.0)
@@ -91,6 +94,3 @@ def test_helios(host, fresh, models):
         assert run.end == "execution_success", run.error
         (report,) = next(shown["specar"] for shown in run.outputs.values() if "specar" in shown)
         assert report["options"].keys() & {"image", "video"} and report["frames"] == 33
-
-    del sampler["inputs"]["negative"]
-    assert "helios runs with guidance: connect a negative prompt" in fresh.run(graph).error
