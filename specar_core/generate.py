@@ -154,7 +154,6 @@ def render(
     job, finished, told = record.job, False, run.told()
     shape = job.backbone.geometry.latent_shape(job.width, job.height)
     prompts = Prompts(job.cues, prompt)
-    record.attention = pair.attention
     if run.blocks:
         if any(latents.shape != shape for latents in map(run.latents, range(run.blocks)) if latents is not None):
             raise SpecarError(f"{run.folder} holds blocks of another video: start again with --overwrite.")

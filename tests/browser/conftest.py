@@ -4,7 +4,9 @@ SPECAR_HOST is where scripts/setup_host.sh installed ComfyUI; CHROMIUM the brows
 SPECAR_SHOTS a folder for pictures of the page, default tests/browser/shots.
 """
 
+import base64
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -65,3 +67,21 @@ def comfy(shared_page) -> Iterator[ComfyPage]:
 def forget(client):
     """Makes ComfyUI forget models and results, so that the next run does everything anew."""
     return lambda: host_conftest.free(client)
+
+
+@pytest.fixture(scope="module")
+def script(browser, request):
+    """Calls one of the functions of the module's SCRIPT with each of many argument lists."""
+    address = "data:text/javascript;base64," + base64.b64encode(request.module.SCRIPT.read_bytes()).decode()
+    page = browser.new_page()
+
+    def call(name, arguments):
+        results = page.evaluate(
+            "async ([address, name, all]) => { const script = await import(address);"
+            " return JSON.stringify(JSON.parse(all).map(some => script[name](...some))); }",
+            [address, name, json.dumps(arguments)],
+        )
+        return json.loads(results)
+
+    yield call
+    page.close()

@@ -1,7 +1,5 @@
 """What the page computes of prompts over time, held to the Python."""
 
-import base64
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,24 +22,6 @@ PAIRS = {
     }
     for name, geometry in ((name, backbone(name).geometry) for name in NAMES)
 }
-
-
-@pytest.fixture(scope="module")
-def script(browser):
-    """Calls one of the script's functions with each of many argument lists."""
-    address = "data:text/javascript;base64," + base64.b64encode(SCRIPT.read_bytes()).decode()
-    page = browser.new_page()
-
-    def call(name, arguments):
-        results = page.evaluate(
-            "async ([address, name, all]) => { const script = await import(address);"
-            " return JSON.stringify(JSON.parse(all).map(some => script[name](...some))); }",
-            [address, name, json.dumps(arguments)],
-        )
-        return json.loads(results)
-
-    yield call
-    page.close()
 
 
 LINES = [

@@ -1,7 +1,5 @@
 """What the page computes by itself, held to the Python."""
 
-import base64
-import json
 from itertools import combinations
 from pathlib import Path
 
@@ -15,24 +13,6 @@ from specar_core.schedule import Schedule, spread
 LONGEST = 60
 WITH_NUMBER = ("spread", "front", "back", "stride", "max-run")
 SCRIPT = Path(__file__).parents[2] / "web" / "schedule.js"
-
-
-@pytest.fixture(scope="module")
-def script(browser):
-    """Calls one of the script's functions with each of many argument lists."""
-    address = "data:text/javascript;base64," + base64.b64encode(SCRIPT.read_bytes()).decode()
-    page = browser.new_page()
-
-    def call(name, arguments):
-        results = page.evaluate(
-            "async ([address, name, all]) => { const script = await import(address);"
-            " return JSON.stringify(JSON.parse(all).map(some => script[name](...some))); }",
-            [address, name, json.dumps(arguments)],
-        )
-        return json.loads(results)
-
-    yield call
-    page.close()
 
 
 def test_target_blocks(script):
