@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specar_core.backbones.base import Machine, Pair
+from specar_core.backbones.pair import Pair
 from specar_core.job import Job
-from specar_core.models import helios, rowwise
+from specar_core.machine import Machine
+from specar_core.models import rowwise
 from specar_core.models.attention import choose
 from specar_core.models.compiled import compile_blocks
 from specar_core.models.helios import FLOAT32_PARAMETERS
@@ -77,16 +78,16 @@ def build(job: Job, where: Machine) -> Pair:
 def plain_torch() -> Iterator[None]:
     """The models without their kernels."""
     before = rowwise.kernels
-    rowwise.kernels = helios.kernels = lambda *layers: None  # type: ignore[assignment]
+    rowwise.kernels = lambda *layers: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        rowwise.kernels = helios.kernels = before
+        rowwise.kernels = before
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cuda") -> dict[str, Any]:
     told = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.orig_argv[1:])}
-    if not torch.cuda.is_available():
+    if device == "cpu" or not torch.cuda.is_available():
         return {"card": "CPU", **told}
     properties = torch.cuda.get_device_properties(0)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -148,7 +149,7 @@ def video(pair: Pair, job: Job, latents: list[Tensor] | None = None) -> dict[str
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     seconds: dict[str, list[float]] = {role: [] for role in job.roles}
-    moving = scene(job)
+    moving = itertools.cycle(scene(job))
     forwards, decoding, first = dict.fromkeys(job.roles, 0), [], None
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -162,7 +163,7 @@ def video(pair: Pair, job: Job, latents: list[Tensor] | None = None) -> dict[str
                 width=job.width,
             ):
                 shown = to_rgb8(result.frames)[0]
-                writer.add_block(next(moving)[: len(shown)].clone())
+                writer.add_block(next(moving)[: len(shown)])
                 first = first or time.perf_counter() - started
                 seconds[result.role].append(round(result.seconds, 4))
                 forwards[result.role] += result.forwards
@@ -190,8 +191,8 @@ def video(pair: Pair, job: Job, latents: list[Tensor] | None = None) -> dict[str
     }
 
 
-def scene(job: Job) -> Iterator[Tensor]:
-    """Frames [T, H, W, 3] of a moving scene for each block: what random weights decode to is noise, which takes an
+def scene(job: Job) -> list[Tensor]:
+    """Frames [T, H, W, 3] of a moving scene for 40 blocks: what random weights decode to is noise, which takes an
     encoder several times longer than any video."""
     width, height, generator = job.width + 512, job.height, torch.Generator().manual_seed(0)
     layers = (
@@ -202,8 +203,11 @@ def scene(job: Job) -> Iterator[Tensor]:
     )
     picture = sum(layer * weight for layer, weight in zip(layers, (0.6, 0.3, 0.1), strict=True))
     levels = (255 * picture).clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0)
-    for first in itertools.cycle(range(0, 480, 12)):
-        yield torch.stack([levels[:, shift : shift + job.width] for shift in range(first, first + 33)])
+    frames = job.geometry.later_frames
+    return [
+        torch.stack([levels[:, shift : shift + job.width] for shift in range(first, first + frames)])
+        for first in range(0, 480, 12)
+    ]
 
 
 def memory() -> dict[str, int]:
@@ -227,7 +231,18 @@ def derived(measured: dict[str, Any], k: int) -> dict[str, Any]:
     return {"k": k, "blocks": blocks, "seconds": round(total(k) + beside + end, 1), "derived": True}
 
 
-def write(report: dict[str, Any], path: Path | None) -> None:
+def write(report: Any, path: Path | None) -> None:
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(compact(report) + "\n")
+
+
+def compact(value: Any, indent: str = "") -> str:
+    """JSON in which a list or an object that holds no other takes one line."""
+    parts = list(value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ())
+    if not any(isinstance(part, (dict, list, tuple)) for part in parts):
+        return json.dumps(value)
+    names = [json.dumps(str(name)) + ": " for name in value] if isinstance(value, dict) else [""] * len(parts)
+    lines = [f"\n{indent} {name}{compact(part, indent + ' ')}" for name, part in zip(names, parts, strict=True)]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}{','.join(lines)}\n{indent}{last}"

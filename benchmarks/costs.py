@@ -15,6 +15,8 @@ from typing import Any
 import specar_core
 from specar_core.backbones import NAMES, backbone
 
+from .common import write
+
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(specar_core.__file__).parent / "costs.json"
 
@@ -55,4 +57,4 @@ def table() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(json.dumps(table(), indent=1) + "\n")
+    write(table(), TABLE)

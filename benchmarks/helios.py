@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from specar_core.backbones.base import Machine
 from specar_core.backbones.helios import HELIOS
 from specar_core.backbones.helios_pair import HeliosPair
 from specar_core.job import Job, resolve
+from specar_core.machine import Machine
 from specar_core.models.helios import HeliosConfig
 from specar_core.models.vae import VaeConfig
 

@@ -24,9 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specar_core.backbones import backbone
-from specar_core.backbones.base import Machine
 from specar_core.backbones.session import SessionPair
+from specar_core.decode import decode_on
 from specar_core.job import Job, resolve
+from specar_core.machine import Machine
+from specar_core.models import graphs
 from specar_core.models.low_precision import product, quantised
 from specar_core.models.wan import WAN_14B, CausalWan, KeyValueCache, WanConfig
 from specar_core.noise import noise
@@ -71,8 +73,8 @@ def operations(config: WanConfig, queries: int, keys: int) -> int:
 
 @torch.inference_mode()
 def calls(pair: SessionPair, job: Job, best: float) -> dict[str, Any]:
-    """Milliseconds of each kind of call a block is made of, on the device and until they are launched, and the share of
-    `best` operations a second that they reach."""
+    """Milliseconds of each kind of call a block is made of, as a rollout makes them: on the device, until they are
+    launched, and the share of `best` operations a second that they reach."""
     block = torch.randn(pair.geometry.latent_shape(job.width, job.height), device=pair.device)
     found: dict[str, float] = {}
     launch: dict[str, float] = {}
@@ -87,12 +89,7 @@ def calls(pair: SessionPair, job: Job, best: float) -> dict[str, Any]:
         forwards(role, model, block, job, measure)
     _, state = pair.vae.decode(block)
 
-    def decode_block() -> None:
-        after = state
-        for latent in block.split(1, dim=2):
-            _, after = pair.vae.decode(latent, after)
-
-    measure("vae decode, one block", decode_block)
+    measure("vae decode, one block", lambda: decode_on(pair.vae, block, state, at_once=pair.decoded_at_once))
     frame = torch.rand(1, 3, 1, job.height, job.width, device=pair.device)
     measure("vae encode, one frame", lambda: pair.vae.encode(frame))
     return {"milliseconds": found, "launch_milliseconds": launch, "percent_of_ceiling": reached}
@@ -102,19 +99,22 @@ def forwards(role: str, model: CausalWan, block: Tensor, job: Job, measure: Call
     prompt = torch.randn(1, *job.backbone.text_shape, device=block.device)
     size = block.shape[-1] * block.shape[-2] // 4
     text, cache = model.encode_text(prompt), KeyValueCache(model, 1, 6, size)
+    forward: Callable[..., Any] = partial(model, cache=cache)
+    if graphs.usable(model, cache):
+        forward = graphs.Forwards(model, cache)
     both = torch.cat([block, block], dim=2)
     clean, noisy = (torch.full((1, 3), t, device=block.device) for t in (0.0, 937.5))
 
     def context_pass() -> None:
         cache.clear()
-        model(block, clean, text, cache, 0, wanted=0)
+        forward(block, clean, text, first_frame=0, wanted=0)
 
     def first_step() -> None:
         cache.clear()
-        model(both, torch.cat([clean, noisy], dim=1), text, cache, 0, group=3, wanted=3)
+        forward(both, torch.cat([clean, noisy], dim=1), text, first_frame=0, group=3, wanted=3)
 
     def step() -> None:
-        model(block, noisy, text, cache, 3)
+        forward(block, noisy, text, first_frame=3)
 
     alone, behind = operations(model.config, 3 * size, 3 * size), operations(model.config, 3 * size, 6 * size)
     measure(f"{role} context pass", context_pass)

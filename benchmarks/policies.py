@@ -10,16 +10,13 @@ of single videos, from the median of each kind of block. Writes FOLDER/policies.
 for docs/evidence.md. What routers cost at full size is told by benchmarks/policy_times.py.
 """
 
-import argparse
-import json
-import multiprocessing
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product, starmap
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,83 +25,73 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specar_core.backbones.base import Context, Draw, Machine, OnStep, Pair, Run
-from specar_core.backbones.tiny import FOLDER, TINY
-from specar_core.job import resolve
-from specar_core.noise import noise
+from specar_core.backbones.pair import OnStep
+from specar_core.backbones.session import SessionContext, SessionPair, SessionRun
+from specar_core.device import paced
+from specar_core.noise import Draw
 from specar_core.policies import parse
 from specar_core.rollout import rollout
 from specar_core.routers import Routed, Router, quantile
 from specar_core.schedule import Role, Schedule
-from specar_core.scorers import SCORERS, Agreement
-from training.evaluate import shipped
+from specar_core.scorers import SCORERS
+from specar_core.scorers.agreement import agreement
+from training.evaluate import Stage, by_block
 from training.scores import measure
-from training.shapes import HEIGHT, WIDTH, Scene, sample_scene
+from training.shapes import HEIGHT, WIDTH, Scene
 from training.vae import HELD_OUT
 
-from .common import machine
 from .paired import interval, said, table
-from .schedule_study import by_block
+from .study import Chunk, Scores, chunks, finish, joined, study_options, team
 
 STITCH = 3  # of 4 steps
 STITCHED = {"target": "target, stitched", "rejected": "rejected, stitched"}
 CALIBRATION = HELD_OUT + 500_000  # seeds of the prompts on which thresholds are set
 Judge = Callable[[Scene, Tensor], Tensor]  # frames [1, 3, N, H, W] in [-1, 1] to scores [N]
 JUDGES: Mapping[str, Judge] = {
-    "agreement": lambda scene, frames: Agreement().score(scene.caption, (frames[0] + 1) / 2),
+    "agreement": lambda scene, frames: agreement(scene.caption, (frames[0] + 1) / 2),
     "truth": lambda scene, frames: measure(frames[0], scene.description)["agreement"],
 }
 
 
 @dataclass(frozen=True)
-class RowByRow:
-    """A pair that lets a router decide for each video of a batch: rows of a batch share nothing but the schedule."""
+class RowByRow(SessionPair):
+    """Lets a router decide for each video of a batch: rows of a batch share nothing but the schedule."""
 
-    pair: Pair
-    routers: Sequence[Router]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pair, name)
+    routers: Sequence[Router] = ()
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["RowRun"]:
-        with self.pair.lease(height, width, batch, on_step) as run:
-            yield RowRun(run, self.routers)
+        yield RowRun(self, height, width, batch, paced(self.device, on_step))
 
 
-class RowRun:
-    def __init__(self, run: Run, routers: Sequence[Router]) -> None:
-        self.run, self.routers = run, routers
-        self.begin, self.commit, self.restore = run.begin, run.commit, run.restore
+class RowRun(SessionRun):
+    """The model that a block comes from is each row's own."""
 
-    def generate(self, role: Role, context: Context, prompt: Tensor, draw: Draw) -> Tensor:
-        roles = [router.role(context.blocks) for router in self.routers]
+    pair: RowByRow
+
+    def generate(self, role: Role, context: SessionContext, prompt: Tensor, draw: Draw) -> Tensor:
+        routers = self.pair.routers
+        roles = [router.role(context.blocks) for router in routers]
         if set(roles) == {"target"}:
-            return self.run.generate("target", context, prompt, draw)
-        draft = self.run.generate("drafter", context, prompt, draw)
-        frames, _ = self.run.commit(context, draft, prompt)
+            return super().generate("target", context, prompt, draw)
+        draft = super().generate("drafter", context, prompt, draw)
+        frames, _ = self.commit(context, draft, prompt)
         kept = [
             role == "drafter" and router.accepts(context.blocks, frames[row : row + 1])
-            for row, (role, router) in enumerate(zip(roles, self.routers, strict=True))
+            for row, (role, router) in enumerate(zip(roles, routers, strict=True))
         ]
         if all(kept):
             return draft
         mask = torch.tensor(kept, device=draft.device).view(-1, 1, 1, 1, 1)
-        return torch.where(mask, draft, self.run.generate("target", context, prompt, draw))
+        return torch.where(mask, draft, super().generate("target", context, prompt, draw))
 
 
 class Study:
-    """The pair, prompts and the noise that all policies share."""
+    """What all policies share."""
 
-    def __init__(self, models: Path, where: Machine, blocks: int, scenes: Sequence[Scene], seed: int) -> None:
-        self.blocks, self.scenes, self.where = blocks, scenes, where
-        paths = shipped(models)
-        job, _ = resolve(TINY, blocks=blocks, schedule="sdvg:0")
-        self.pair = TINY.load_pair(paths, job, where, lambda *_: None)
-        encoder = TINY.load_text_encoder(paths["text encoder"], where, lambda *_: None)
-        self.prompts = encoder.encode([scene.caption for scene in scenes])
-        shape = TINY.geometry.latent_shape(WIDTH, HEIGHT, len(scenes))
-        self.noise = cache(lambda block, index: noise(seed, block, index, shape))
+    def __init__(self, stage: Stage, scenes: Sequence[Scene]) -> None:
+        self.stage, self.scenes = stage, scenes
+        self.prompts = stage.encode([scene.caption for scene in scenes])
 
     def routers(self, rule: Routed, judge: str) -> list[Router]:
         def score(scene: Scene) -> Callable[[int, Tensor], Tensor]:
@@ -115,31 +102,23 @@ class Study:
     @torch.inference_mode()
     def play(self, schedule: Schedule, judge: str = "agreement", stitched: int = 0) -> dict[str, Any]:
         """Scores [P, H], and how each block of each video came about."""
-        pair: Any = replace(self.pair, stitched=stitched)
-        routers = self.routers(schedule, judge) if isinstance(schedule, Routed) else []
-        results = rollout(
-            RowByRow(pair, routers) if routers else pair,
-            Schedule(self.blocks, tuple(range(self.blocks))) if routers else schedule,
-            lambda block: self.prompts,
-            self.noise,
-            height=HEIGHT,
-            width=WIDTH,
-            batch=len(self.scenes),
-        )
-        clips = torch.cat([result.frames for result in results], dim=2)
-        scores = [
-            by_block(measure(clip, scene.description)["agreement"], self.blocks)
-            for clip, scene in zip(clips, self.scenes, strict=True)
-        ]
+        pair, policy = replace(self.stage.pair, stitched=stitched), schedule
+        routers: list[Router] = []
+        if isinstance(schedule, Routed):
+            routers = self.routers(schedule, judge)
+            pair, policy = RowByRow(**vars(pair), routers=routers), parse("target-only", schedule.blocks)[0]
+        videos = self.stage.play(policy, lambda block: self.prompts, pair)
+        clips = zip(torch.cat(videos, dim=2), self.scenes, strict=True)
+        scores = [by_block(measure(clip, scene.description)["agreement"]) for clip, scene in clips]
         if routers:
             kinds = [[kind(decision.role, decision.reason) for decision in router.decisions] for router in routers]
         else:
-            kinds = [[kind(schedule.role(block)) for block in range(self.blocks)]] * len(self.scenes)
+            kinds = [[kind(schedule.role(block)) for block in range(schedule.blocks)]] * len(self.scenes)
         if stitched:
             kinds = [[video[0], *(STITCHED.get(one, one) for one in video[1:])] for video in kinds]
         return {"scores": np.array(scores), "kinds": kinds, "routers": routers}
 
-    def seconds(self, videos: int) -> dict[str, float]:
+    def seconds(self, videos: int, blocks: int) -> dict[str, float]:
         """Median seconds of each kind of block, one video at a time."""
         found: dict[str, list[float]] = defaultdict(list)
         for video, stitched in product(range(videos), (0, STITCH)):
@@ -148,13 +127,13 @@ class Study:
             def judged(block: int, frames: Tensor, scene: Scene = scene) -> Tensor:
                 return JUDGES["agreement"](scene, frames) + (10.0 if block % 2 else -10.0)
 
-            routed = Routed(self.blocks, (0,), tau=5.0).begin(judged, (0.0, 1.0))
-            for policy in (Schedule(self.blocks, tuple(range(0, self.blocks, 2))), routed):
+            routed = Routed(blocks, (0,), tau=5.0).begin(judged, (0.0, 1.0))
+            for policy in (parse("stride:2", blocks)[0], routed):
                 for result in rollout(
-                    replace(self.pair, stitched=stitched),
+                    replace(self.stage.pair, stitched=stitched),
                     policy,
                     lambda block, prompt=prompt: prompt,
-                    lambda block, index: self.noise(block, index)[:1],
+                    lambda block, index: self.stage.noise(block, index)[:1],
                     height=HEIGHT,
                     width=WIDTH,
                 ):
@@ -193,52 +172,35 @@ def rule(name: str, k: int, blocks: int, pool: Sequence[float]) -> tuple[Schedul
 ROUTERS = ("sdvg, agreement", "quantile, agreement", "guarded, agreement", "hybrid, agreement", "sdvg, truth")
 AT_K = ("random, @0", "random, @1", "random, @2", "stitched spread", *ROUTERS)
 ALWAYS = ("target-only", "draft-only", "first")
-Played = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some of the prompts, the seed of their noise, and what all chunks have in common."""
-
-    first: int
-    prompts: int
-    seed: int
-    models: Path
-    device: str
-    blocks: int
-    ks: tuple[int, ...]
-
-    def study(self) -> Study:
-        torch.set_num_threads(1)
-        device = torch.device(self.device)
-        where = Machine(device, "bf16" if device.type == "cuda" else "fp32")
-        scenes = [sample_scene(self.first + number) for number in range(self.prompts)]
-        return Study(self.models, where, self.blocks, scenes, self.seed)
+def study(chunk: Chunk) -> Study:
+    return Study(chunk.stage(), chunk.scenes)
 
 
-def draft_scores(chunk: Chunk) -> dict[str, list[float]]:
+def draft_scores(chunk: Chunk, blocks: int) -> dict[str, list[float]]:
     """What drafts score by each judge."""
-    study, found = chunk.study(), {}
+    played, found = study(chunk), {}
     for judge in JUDGES:
-        routers = study.play(Routed(chunk.blocks, (0,), tau=-np.inf), judge)["routers"]
+        routers = played.play(Routed(blocks, (0,), tau=-np.inf), judge)["routers"]
         found[judge] = [d.score for router in routers for d in router.decisions if d.score is not None]
     return found
 
 
-def play_all(chunk: Chunk, pools: Mapping[str, Sequence[float]]) -> Played:
-    """Every policy: scores [P, H], and how each block of each video came about."""
-    study, blocks = chunk.study(), chunk.blocks
+def play_all(chunk: Chunk, blocks: int, ks: Sequence[int], pools: Mapping[str, Sequence[float]]) -> dict[str, Scores]:
+    """Every policy: scores [P, H], and how each block of each video came about, [P, H] words."""
+    stage = study(chunk)
     named = [*ALWAYS, *(f"spread:{k}" for k in range(1, blocks + 1))]
     policies = {name: (parse(name, blocks)[0], "agreement", 0) for name in named}
-    for k in chunk.ks:
+    for k in ks:
         for name in AT_K:
             judge = name.partition(", ")[2]
             policies[f"{name} at k={k}"] = rule(name, k, blocks, pools.get(judge, ()))
-    played = {name: study.play(*policy) for name, policy in policies.items()}
-    return {name: {"scores": one["scores"], "kinds": one["kinds"]} for name, one in played.items()}
+    played = {name: stage.play(*policy) for name, policy in policies.items()}
+    return {name: {"scores": one["scores"], "kinds": np.array(one["kinds"])} for name, one in played.items()}
 
 
-def analyse(played: Played, blocks: int, ks: Sequence[int], costs: Mapping[str, float]) -> dict[str, Any]:
+def analyse(played: Mapping[str, Scores], blocks: int, ks: Sequence[int], costs: Mapping[str, float]) -> dict[str, Any]:
     def video_seconds(kinds: Sequence[str]) -> float:
         return sum(costs[one] for one in kinds)
 
@@ -262,10 +224,11 @@ def analyse(played: Played, blocks: int, ks: Sequence[int], costs: Mapping[str, 
     for name, row in rows.items():
         if " at k=" in name:
             row["k"] = int(name.rpartition("=")[2])
+            came_to = max(1, round(row["targets"]["mean"]))  # which a router knows only in the end
             took = row["seconds"]["mean"]
             in_time = [k for k in range(1, blocks + 1) if rows[f"spread:{k}"]["seconds"]["mean"] <= took]
             row["spread_minus_this"] = {
-                "equal count": spread_minus(row["k"], name),
+                "equal count": spread_minus(came_to, name),
                 "equal time": spread_minus(max(in_time, default=1), name),
             }
     prompts = len(next(iter(played.values()))["kinds"])
@@ -285,7 +248,7 @@ def markdown(blocks: int, found: Mapping[str, Any]) -> str:
                 f"{targets['mean']:.1f} ({targets['min']}-{targets['max']})",
                 f"{row['seconds']['mean']:.2f}",
                 said(row["agreement"]),
-                said(count) if count else "",
+                f"{said(count)} (k={count['k']})" if count else "",
                 f"{said(in_time)} (k={in_time['k']})" if in_time else "",
             )
         )
@@ -316,49 +279,26 @@ def plot(blocks: int, found: Mapping[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--models", type=Path, default=FOLDER)
-    parser.add_argument("--prompts", type=int, default=128)
+    parser = study_options(__doc__, prompts=128, workers=8)
     parser.add_argument("--calibration", type=int, default=32, help="other prompts, for thresholds")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--k", type=int, nargs="*", default=[2, 3, 6])
-    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--timed", type=int, default=3, help="videos that are made one at a time, for the seconds")
-    parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
-    started, chunks = time.perf_counter(), []
-    for kind, first, count in (("study", HELD_OUT, options.prompts), ("calibration", CALIBRATION, options.calibration)):
-        size = -(-count // options.workers)
-        chunks.append(
-            [
-                Chunk(
-                    first + begin, min(size, count - begin), begin + (kind == "calibration") * options.prompts,
-                    options.models, options.device, options.blocks, tuple(options.k),
-                )
-                for begin in range(0, count, size)
-            ]
-        )  # fmt: skip
-    costs = chunks[0][0].study().seconds(min(options.timed, chunks[0][0].prompts))
-    # The tiny pair keeps a processor busy and a GPU idle: several share it.
-    with multiprocessing.get_context("spawn").Pool(options.workers) if options.workers > 1 else nullcontext() as pool:
-        run = pool.starmap if pool else starmap
-        drafts = list(run(draft_scores, [(chunk,) for chunk in chunks[1]]))
+    started, blocks = time.perf_counter(), options.blocks
+
+    studied = chunks(options, -(-options.prompts // options.workers))
+    others = chunks(
+        options, -(-options.calibration // options.workers), options.calibration, CALIBRATION, seed=options.prompts
+    )
+    costs = study(studied[0]).seconds(min(options.timed, studied[0].prompts), blocks)
+    with team(options.workers) as run:
+        drafts = list(run(partial(draft_scores, blocks=blocks), others))
         pools = {judge: [score for found in drafts for score in found[judge]] for judge in JUDGES}
-        parts = list(run(play_all, [(chunk, pools) for chunk in chunks[0]]))
-    played = {
-        name: {
-            "scores": np.concatenate([part[name]["scores"] for part in parts]),
-            "kinds": [kinds for part in parts for kinds in part[name]["kinds"]],
-        }
-        for name in parts[0]
-    }
-    found = analyse(played, options.blocks, options.k, costs)
-    told = {"machine": machine(), "blocks": options.blocks, "seconds": round(time.perf_counter() - started, 1), **found}
-    options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "policies.json").write_text(json.dumps(told, indent=1) + "\n")
-    plot(options.blocks, found, options.folder / "policies.png")
-    print(markdown(options.blocks, found))
+        played = joined(list(run(partial(play_all, blocks=blocks, ks=options.k, pools=pools), studied)))
+    found = {"blocks": blocks, **analyse(played, blocks, options.k, costs)}
+    finish("policies", options, time.perf_counter() - started, found, markdown(blocks, found))
+    plot(blocks, found, options.folder / "policies.png")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specar_core.backbones import backbone
-from specar_core.backbones.base import Draw, Machine, OnStep, Pair, Step
+from specar_core.backbones.pair import OnStep, Pair, Step
 from specar_core.backbones.session import SessionContext, SessionPair, SessionRun
+from specar_core.device import paced
 from specar_core.job import resolve
-from specar_core.noise import noise
+from specar_core.machine import Machine
+from specar_core.noise import Draw, noise
 from specar_core.policies import parse
 from specar_core.rollout import rollout
 from specar_core.routers import Routed
 from specar_core.schedule import Policy, Role
 
-from .common import build, machine, synchronize
+from .common import build, machine, synchronize, write
 
 PUBLISHED = {2: 1.73, 7: 1.64}
 SEEN = 224  # pixels, square
@@ -69,28 +70,20 @@ class RewardSized(nn.Module):
         return self.head(read)[:, 0]
 
 
-@dataclass(frozen=True)
-class Eager:
-    """A session pair whose target sees the context of every block, also of those whose draft is kept."""
-
-    pair: SessionPair
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pair, name)
+class Eager(SessionPair):
+    """Its target sees the context of every block, also of those whose draft is kept."""
 
     @contextmanager
     def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> Iterator["EagerRun"]:
-        with self.pair.lease(height, width, batch, on_step) as run:
-            eager = EagerRun(run)
-            yield eager
-            eager.pay()
+        run = EagerRun(self, height, width, batch, paced(self.device, on_step))
+        yield run
+        run.pay()
 
 
-class EagerRun:
-    def __init__(self, run: SessionRun) -> None:
-        self.run = run
-        self.begin, self.commit, self.restore = run.begin, run.commit, run.restore
-        self._owed: tuple[SessionContext, Tensor] | None = None
+class EagerRun(SessionRun):
+    """A context pass of the target is owed until a target block has done it, or is paid."""
+
+    _owed: tuple[SessionContext, Tensor] | None = None
 
     def generate(self, role: Role, context: SessionContext, prompt: Tensor, draw: Draw) -> Tensor:
         if role == "drafter":
@@ -98,18 +91,18 @@ class EagerRun:
             self._owed = (context, prompt)
         else:
             self._owed = None  # the first step takes the context with it
-        return self.run.generate(role, context, prompt, draw)
+        return super().generate(role, context, prompt, draw)
 
     @torch.inference_mode()
     def pay(self) -> None:
         """The context pass of a block whose draft was kept."""
         if self._owed is not None:
-            (context, prompt), run, self._owed = self._owed, self.run, None
-            seen = context.window(run.pair.context_frames)
-            times = run._times(len(seen), (0.0, seen.shape[2]))
-            model, text = run.pair.models["target"], run._text("target", prompt)
-            model(seen, times, text, run._cache("target"), 0, group=run.pair.geometry.latent_frames, wanted=0)
-            run.on_step(Step("commit", "target", 1, 1))
+            (context, prompt), self._owed = self._owed, None
+            seen = context.window(self.pair.context_frames)
+            times = self._times(len(seen), (0.0, seen.shape[2]))
+            model, text = self.pair.models["target"], self._text("target", prompt)
+            model(seen, times, text, self._cache("target"), 0, group=self.pair.geometry.latent_frames, wanted=0)
+            self.on_step(Step("commit", "target", 1, 1))
 
 
 def listed(blocks: int, k: int, score: Callable[[Tensor], Tensor]) -> Policy:
@@ -163,7 +156,7 @@ def compare(pair: Any, reward: nn.Module, ks: Sequence[int], blocks: int, size: 
         fixed = timed(pair, parse(f"spread:{k}", blocks)[0], size, prompt)
         scattered = timed(pair, parse(f"random:{k}@0", blocks)[0], size, prompt)
         lazy = timed(pair, listed(blocks, k, reward), size, prompt)
-        eager = timed(Eager(pair), listed(blocks, k, reward), size, prompt)
+        eager = timed(Eager(**vars(pair)), listed(blocks, k, reward), size, prompt)
         rows.append(
             {
                 "k": k,
@@ -196,7 +189,7 @@ def main() -> None:
     reward = RewardSized().to(where.device).eval()
     prompt = torch.randn(1, *krea.text_shape, device=where.device, dtype=where.dtype)
     size = krea.width, krea.height
-    timed(Eager(pair), listed(4, 3, reward), size, prompt)  # warm
+    timed(Eager(**vars(pair)), listed(4, 3, reward), size, prompt)  # warm
     rows = compare(pair, reward, options.k, options.blocks, size, prompt)
     told = {
         "machine": machine(),
@@ -205,8 +198,7 @@ def main() -> None:
         "blocks": options.blocks,
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
+    write(told, options.out)
 
 
 if __name__ == "__main__":

@@ -8,59 +8,36 @@ FOLDER/schedule_study.json and plots, and prints the tables for docs/evidence.md
 many prompts as all schedules were made for. Scores are those of training/scores.py, 1 being as promised.
 """
 
-import argparse
-import json
 import math
-import multiprocessing
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from specar_core.backbones.base import Machine
-from specar_core.backbones.tiny import FOLDER, TINY
 from specar_core.policies import parse
-from training.evaluate import generate, shipped
+from training.evaluate import by_block, generate
 from training.scores import measure, summarise
-from training.shapes import sample_scene
-from training.vae import HELD_OUT
 
-from .common import machine
 from .paired import interval, said, share, table
+from .study import Chunk, Scores, chunks, finish, joined, study_options, team
 
 PLACEMENTS = ("front", "back", "random")  # beside spread
 SHOWN = ("agreement", "count", "colour", "shape", "size", "motion", "background", "sharpness", "jerk")
 PER_CLIP = ("size_kept", "colour_drift", "flicker")
 LATE = 0.25  # the last part of a video, where drift shows
-# Per prompt: of each clip [P], of each block [P, H].
-Scores = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What each worker needs to know."""
-
-    models: Path
-    device: str
-    chunk: int
-
-    @property
-    def machine(self) -> Machine:
-        device = torch.device(self.device)
-        return Machine(device, "bf16" if device.type == "cuda" else "fp32")
 
 
 @dataclass(frozen=True)
 class Task:
     """One schedule for one chunk of the prompts."""
 
-    chunk: int
-    prompts: int
+    chunk: Chunk
     blocks: int
     schedule: str
 
@@ -77,73 +54,32 @@ def schedules(blocks: int, seeds: int) -> list[str]:
     return ["target-only", "draft-only", "first", *placed, *chance]
 
 
-def run(settings: Settings, task: Task) -> tuple[Task, Scores]:
-    scenes = [sample_scene(HELD_OUT + task.chunk * settings.chunk + number) for number in range(task.prompts)]
-    prompts, paths = [scene.caption for scene in scenes], shipped(settings.models)
-    with torch.inference_mode():
-        clips = generate(prompts, task.schedule, task.blocks, paths, settings.machine, seed=task.chunk)
-        found = defaultdict(list)
-        for clip, scene in zip(clips, scenes, strict=True):
-            frames = measure(clip, scene.description)
-            for name, value in summarise(frames).items():
-                found[name].append(value)
-            for name in SHOWN:
-                found[f"{name} by block"].append(by_block(frames[name], task.blocks))
-    return task, {name: np.array(values, dtype=float) for name, values in found.items()}
+@torch.inference_mode()
+def play(task: Task) -> Scores:
+    """Of each clip [P], and of each block [P, H]."""
+    scenes = task.chunk.scenes
+    found: dict[str, list[Any]] = defaultdict(list)
+    clips = generate(task.chunk.stage(), [scene.caption for scene in scenes], task.schedule, task.blocks)
+    for clip, scene in zip(clips, scenes, strict=True):
+        frames = measure(clip, scene.description)
+        for name, value in summarise(frames).items():
+            found[name].append(value)
+        for name in SHOWN:
+            found[f"{name} by block"].append(by_block(frames[name]))
+    return {name: np.array(values, dtype=float) for name, values in found.items()}
 
 
-def by_block(values: torch.Tensor, blocks: int) -> list[float]:
-    first, later = TINY.geometry.frames(1), TINY.geometry.later_frames
-    parts = [values[:first], *values[first:].split(later)]
-    assert len(parts) == blocks
-    return [part.float().nanmean().item() for part in parts]
-
-
-def worker(settings: Settings, task: Task) -> tuple[Task, Scores]:
-    torch.set_num_threads(1)
-    return run(settings, task)
-
-
-def collect(settings: Settings, tasks: Sequence[Task], workers: int, seconds: float) -> Iterator[tuple[Task, Scores]]:
-    """Results as they come, until the time is over."""
-    end = time.perf_counter() + seconds
-    if workers == 1:
-        for task in tasks:
-            yield run(settings, task)
-            if time.perf_counter() > end:
-                return
-        return
-    # Rollouts of the tiny pair keep a processor busy and a GPU idle: several share it.
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        waiting = [pool.apply_async(worker, (settings, task)) for task in tasks]
-        for result in waiting:
-            try:
-                yield result.get(max(0.0, end - time.perf_counter()))
-            except multiprocessing.TimeoutError:
-                return
-
-
-def joined(results: Sequence[tuple[Task, Scores]], tasks: Sequence[Task]) -> dict[int, dict[str, Scores]]:
+def by_length(tasks: Sequence[Task], results: Iterable[Scores]) -> dict[int, dict[str, Scores]]:
     """By length and schedule, of the chunks of prompts that all schedules of that length were made for."""
-    done = {task: scores for task, scores in results}
-    found: dict[int, dict[str, Scores]] = {}
-    for blocks in dict.fromkeys(task.blocks for task in tasks):
-        mine = [task for task in tasks if task.blocks == blocks]
-        whole = [
-            chunk
-            for chunk in dict.fromkeys(task.chunk for task in mine)
-            if all(task in done for task in mine if task.chunk == chunk)
-        ]
-        if whole:
-            found[blocks] = {
-                schedule: {
-                    name: np.concatenate([done[task][name] for task in mine
-                                          if task.schedule == schedule and task.chunk in whole])
-                    for name in next(iter(done.values()))
-                }
-                for schedule in dict.fromkeys(task.schedule for task in mine)
-            }  # fmt: skip
-    return found
+    asked = Counter((task.blocks, task.chunk) for task in tasks)
+    done: dict[int, dict[Chunk, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
+    for task, scores in zip(tasks, results, strict=False):
+        done[task.blocks][task.chunk][task.schedule] = scores
+    whole = {
+        blocks: [part for chunk, part in parts.items() if len(part) == asked[blocks, chunk]]
+        for blocks, parts in done.items()
+    }
+    return {blocks: joined(parts) for blocks, parts in whole.items() if parts}
 
 
 def analyse(found: dict[str, Scores], blocks: int) -> dict[str, Any]:
@@ -317,39 +253,26 @@ def _band(axis: Any, places: Sequence[int], found: Sequence[dict[str, Any]], lab
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--models", type=Path, default=FOLDER)
-    parser.add_argument("--prompts", type=int, default=128)
+    parser = study_options(__doc__, prompts=128)
     parser.add_argument("--blocks", type=int, nargs="*", default=[12, 36])
     parser.add_argument("--seeds", type=int, default=3, help="random placements at each k")
     parser.add_argument("--chunk", type=int, default=32, help="prompts in one rollout")
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, help="after which results no longer count")
     options = parser.parse_args(arguments)
-    started = time.perf_counter()
+    started, seconds = time.perf_counter(), math.inf if options.seconds is None else options.seconds
 
-    settings = Settings(options.models, options.device, options.chunk)
     tasks = [
-        Task(first // options.chunk, min(options.chunk, options.prompts - first), blocks, schedule)
-        for first in range(0, options.prompts, options.chunk)
+        Task(replace(chunk, seed=index), blocks, schedule)
+        for index, chunk in enumerate(chunks(options, options.chunk))
         for blocks in options.blocks
         for schedule in schedules(blocks, options.seeds)
     ]
-    results = list(collect(settings, tasks, options.workers, options.seconds))
-    studies = {str(blocks): analyse(found, blocks) for blocks, found in joined(results, tasks).items()}
-    told = {
-        "machine": machine() if options.device != "cpu" else {**machine(), "card": "CPU"},
-        "settings": {name: str(value) for name, value in asdict(settings).items()} | {"seeds": options.seeds},
-        "seconds": round(time.perf_counter() - started, 1),
-        "studies": studies,
-    }
-    options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "schedule_study.json").write_text(json.dumps(told, indent=1) + "\n")
+    with team(options.workers) as run:
+        in_time = takewhile(lambda _: time.perf_counter() - started < seconds, run(play, tasks))
+        found = by_length(tasks, in_time)
+    studies = {str(blocks): analyse(scores, blocks) for blocks, scores in found.items()}
+    finish("schedule_study", options, time.perf_counter() - started, {"studies": studies}, markdown(studies))
     plot(studies, options.folder)
-    print(markdown(studies))
-    print(f"\n{told['seconds']} s")
 
 
 if __name__ == "__main__":

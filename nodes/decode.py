@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import InputImpl, io
 from torch import Tensor
 
-from ..specar_core.backbones.causal_wan import decoder_bytes, load_vae
+from ..specar_core.backbones.loading import decoder_bytes, load_vae
 from ..specar_core.decode import decode
 from ..specar_core.errors import UsageError
 from ..specar_core.models.vae import WanVAE
@@ -72,7 +72,7 @@ class SpecARVideoDecode(io.ComfyNode):
             machine = host.machine("auto", "sdpa")
             host.make_room(connected.bytes)
             decoder = load_vae(connected, None, machine, Loading())
-            host.make_room(sum(decoder_bytes(machine.dtype.itemsize, width * height, decoder.config)))
+            host.make_room(sum(decoder_bytes(machine.dtype.itemsize, width * height, decoder.config, at_once=1)))
             stream(decoder, host.from_vae_space(latents), layout, writer, pictures, tags(report))
         image = pictures if images else host.blocked("IMAGE is empty while `images` is off: switch it on, or use VIDEO")
         return io.NodeOutput(InputImpl.VideoFromFile(str(path)), image, ui={"specar": [report]} if report else None)

@@ -28,8 +28,8 @@ from PIL import Image
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..specar_core.backbones.base import Machine, Precision
 from ..specar_core.files import ModelFile, locate_in
+from ..specar_core.machine import Machine, Precision
 from ..specar_core.models.low_precision import check as check_fp8
 from ..specar_core.models.low_precision import lowered
 from ..specar_core.report import quick_digest

@@ -8,7 +8,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..specar_core import backbones
-from ..specar_core.backbones.base import Backbone, Precision
+from ..specar_core.backbones.base import Backbone
+from ..specar_core.machine import Precision
 from ..specar_core.models import attention as attentions
 from . import host
 from .clip import OwnClip

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from ..specar_core.backbones.base import Backbone, Machine, Pair
+from ..specar_core.backbones.base import Backbone
+from ..specar_core.backbones.pair import Pair
 from ..specar_core.errors import SpecarError
 from ..specar_core.files import require
 from ..specar_core.job import Job
 from ..specar_core.lora import Lora, merge
+from ..specar_core.machine import Machine
 from ..specar_core.models.attention import choose
+from ..specar_core.plan import plan
 from ..specar_core.schedule import Role
 from ..specar_core.tensor_files import open_checkpoint
 from . import host
@@ -55,7 +58,7 @@ class Models:
         decoder = self.backbone.load_vae(checkpoint, self.machine, Loading())
         choice = choose(self.machine.device, self.machine.dtype, self.machine.attention)
         handles = {role: self._handle(role, choice.attend, job) for role in job.roles}
-        needs = job.backbone.needs(job, self.machine).rollout
+        needs = plan(job, self.machine).needs.rollout
         host.load(list(handles.values()), sum(needs.values()) - sum(needs[f"{role} weights"] for role in job.roles))
         networks = {role: handle.model for role, handle in handles.items()}
         return self.backbone.pair(networks, decoder, job, choice.name)

@@ -5,7 +5,7 @@ import time
 
 from PIL import Image
 
-from ..specar_core.backbones.base import Step
+from ..specar_core.backbones.pair import Step
 from ..specar_core.forecast import Forecast
 from ..specar_core.job import Job
 from ..specar_core.rollout import BlockResult

@@ -10,16 +10,20 @@ import torch
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..specar_core.backbones.base import Pair
+from ..specar_core.backbones.pair import Pair
 from ..specar_core.checkpoint import RunFolder
-from ..specar_core.errors import SpecarError
+from ..specar_core.errors import SpecarError, UsageError
 from ..specar_core.generate import Listener, render
 from ..specar_core.inputs import Inputs
 from ..specar_core.job import Job, resolve
-from ..specar_core.plan import free_bytes, plan, shortages
+from ..specar_core.machine import free_bytes
+from ..specar_core.plan import plan
+from ..specar_core.refusal import shortages
 from ..specar_core.report import Record, describe_models, identity
 from ..specar_core.rollout import BlockResult
+from ..specar_core.scorers import scorer_of, unjudged
 from ..specar_core.source import DEFAULT_STRENGTH
+from ..specar_core.timeline import texts
 from ..specar_core.video import VideoWriter
 from . import host
 from .latents import Layout, decoded_file
@@ -108,6 +112,13 @@ class SpecARSpeculativeSampler(io.ComfyNode):
             options=schedule.options,
             source=given.source,
         )
+        if scorer_of(job) and "" in texts(job.cues):
+            raise UsageError(
+                "a router judges drafts by the text of the prompt, and `positive` does not tell it: connect a SpecAR "
+                "Prompt Timeline, of which one line will do (`0s: TEXT`), or a SpecAR Prompt List"
+            )
+        if reason := unjudged(job):
+            raise SpecarError(reason)
         job, matched = Inputs(models.loras).with_loras(job)
         if missing := shortages(plan(job, models.machine), {"disk space": free_bytes(host.output_folder())}):
             raise SpecarError(f"{missing[0]} ({host.output_folder()}): free some, or make a shorter video")
@@ -123,9 +134,17 @@ class SpecARSpeculativeSampler(io.ComfyNode):
         latents, report, video = sample(pair, prompt, record, given)
         samples, layout = host.to_vae_space(latents), Layout.of_job(job)
         os.replace(video, decoded_file(samples, layout, used["digest"]))
-        told = [f"{report['frames']} frames in {report['timings']['total']:.1f} s", *notices, *matched]
+        told = [f"{report['frames']} frames in {report['timings']['total']:.1f} s{outcome(report)}", *notices, *matched]
         host.say("\n".join(told))
         return io.NodeOutput({"samples": samples, "specar": layout.to_dict()}, report, ui={"specar": [report]})
+
+
+def outcome(report: dict[str, Any]) -> str:
+    """What a schedule came to that was settled while it ran."""
+    if report["schedule"].get("planned", True):
+        return ""
+    targets, rejected = len(report["schedule"]["targets"]), sum(block["rejected"] for block in report["blocks"])
+    return f", {targets} of {len(report['blocks'])} blocks by the target, {rejected} drafts rejected"
 
 
 def sample(pair: Pair, prompt: Tensor, record: Record, given: Connected) -> tuple[Tensor, dict[str, Any], Path]:

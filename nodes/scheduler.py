@@ -5,8 +5,10 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..specar_core import backbones
+from ..specar_core.errors import SpecarError
 from ..specar_core.job import resolve
 from ..specar_core.plan import predict
+from ..specar_core.scorers import scorer_of
 from . import host
 from .models import Models
 from .prompts import cues_of
@@ -14,7 +16,8 @@ from .sockets import ModelsSocket, ScheduleSocket
 
 AUTO = "auto"
 WITH_K = ("spread", "front", "back", "random", "keyed", "stride", "max-run")
-POLICIES = (AUTO, "list", "target-only", "draft-only", "first", *WITH_K)
+CUSTOM = "custom"
+POLICIES = (AUTO, "list", "target-only", "draft-only", "first", *WITH_K, CUSTOM)
 DRAWN = 300  # blocks, up to which the page draws `auto` before a run
 
 
@@ -45,7 +48,8 @@ class SpecARScheduler(io.ComfyNode):
                     options=list(POLICIES),
                     tooltip="Where the target blocks go. auto: the pair's default. list: at the positions below. "
                     "spread: k of them at even distances, which keeps the longest draft run as short as k allows. "
-                    "keyed: one at each change of the connected prompts, and the others evenly.",
+                    "keyed: one at each change of the connected prompts, and the others evenly. custom: as written "
+                    "below.",
                 ),
                 io.Int.Input(
                     "k",
@@ -65,13 +69,29 @@ class SpecARScheduler(io.ComfyNode):
                     optional=True,
                     tooltip="A SpecAR Prompt Timeline, for the policy keyed and for the length of videos with cuts.",
                 ),
+                io.String.Input(
+                    "custom",
+                    default="",
+                    optional=True,
+                    tooltip="For the policy custom, as the command line's --schedule takes it. Routers judge drafts: "
+                    "sdvg:0.7 (the least score), sdvg-quantile:7 (target blocks on average). time-budget:30 (seconds). "
+                    "With @5 behind any of them no draft run is longer. random:7@3 (a seed).",
+                ),
+                io.Int.Input(
+                    "stitch",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    optional=True,
+                    tooltip="The drafter does so many first steps of target blocks, but of block 0. krea and tiny.",
+                ),
             ],
             outputs=[ScheduleSocket.Output(display_name="schedule")],
         )
 
     @classmethod
     def execute(
-        cls, models: Models, seconds, blocks, width, height, policy, k, positions, prompts=None
+        cls, models: Models, seconds, blocks, width, height, policy, k, positions, prompts=None, custom="", stitch=0
     ) -> io.NodeOutput:
         job, notices = resolve(
             models.backbone,
@@ -80,8 +100,11 @@ class SpecARScheduler(io.ComfyNode):
             blocks=blocks or None,
             width=width or None,
             height=height or None,
-            schedule=specification(policy, k, positions),
+            schedule=custom if policy == CUSTOM else specification(policy, k, positions),
+            options={"stitch": stitch} if stitch else None,
         )
+        if (known := scorer_of(job)) and (reason := known.missing()):
+            raise SpecarError(f"{reason}\nThen start ComfyUI again, where that is set.")
         models.check(job.roles)
         predicted, unmeasured = predict(job, models.machine)
         length = job.frames / job.backbone.geometry.fps
@@ -98,9 +121,11 @@ class SpecARScheduler(io.ComfyNode):
             "notices": notices,
         }
         time = "" if predicted is None else f", about {predicted:.0f} s"
+        least, most = ("at least ", "at most ") if job.is_open else ("", "")
         host.say(
-            f"{job.frames} frames, {length:.2f} s: {job.blocks} blocks, {len(job.schedule.targets)} by the target, "
-            f"longest draft run {job.schedule.max_draft_run}{time}" + "".join(f"\n{notice}" for notice in notices)
+            f"{job.frames} frames, {length:.2f} s: {job.blocks} blocks, {least}{len(job.schedule.targets)} by the "
+            f"target, longest draft run {most}{job.schedule.max_draft_run}{time}"
+            + "".join(f"\n{notice}" for notice in notices)
         )
         return io.NodeOutput(job, ui={"specar_schedule": [told]})
 

@@ -39,7 +39,7 @@ def connected(backbone: Backbone, image: Tensor | None, video: Any, strength: fl
         source = Source("video", path.name, quick_digest(path), *video_size(path), length(path, fps), chosen)
         return Connected(
             source,
-            lambda job: SourceVideo(path, fps, job.width, job.height),
+            lambda job: SourceVideo(path, fps, job.width, job.height, source.frames),
             None if backbone.continues_video else path,
         )
     return Connected()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from comfy_api.latest import io
 
 from ..specar_core.errors import UsageError
-from ..specar_core.timeline import Cue, cuts, describe, parse, snap
+from ..specar_core.timeline import Cue, cuts, describe, parse, prompt_lines, snap
 from . import host
 from .models import Models
 from .prompts import encode
@@ -70,8 +70,7 @@ class SpecARPromptList(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip, prompts) -> io.NodeOutput:
-        lines = [line.strip() for line in prompts.splitlines()]
-        texts = [line for line in lines if line and not line.startswith("#")]
+        texts = [line for _, line in prompt_lines(prompts)]
         if not texts:
             raise UsageError("`prompts` holds no prompt: write one a line")
         return io.NodeOutput([encode(clip, [Cue(0, text)]) for text in texts])

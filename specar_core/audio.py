@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from .source import video_stream
+
 log = logging.getLogger("specar")
 
 RATE = 48000
+GAP = RATE // 20  # samples that may be missing before silence stands for them: a resampler is late by some dozens
 
 
 def has_sound(path: Path) -> bool:
@@ -25,10 +28,11 @@ def has_sound(path: Path) -> bool:
         return False
 
 
-class Track:
+class SoundTrack:
     """The sound of a video file, from its first frame on, as an output stream's packets up to any time.
 
-    Silence stands for what is missing at either end, for what cannot be decoded, and for values that are no numbers.
+    Silence stands for what is missing at either end or between, for what cannot be decoded, and for values that are no
+    numbers.
     """
 
     def __init__(self, output: Any, path: Path) -> None:
@@ -61,22 +65,21 @@ def _aligned(path: Path) -> Iterator[np.ndarray]:
     """All sound from the time of the first frame on, float32 [2, n] at 48 kHz."""
     import av
 
-    skipped: int | None = None
+    place: int | None = None  # of the next sample, from the first frame of the video on
     try:
         with av.open(str(path)) as container:
-            video = container.streams.video[0]
+            video = video_stream(container)
             start = float((video.start_time or 0) * (video.time_base or 1))
             resampler = av.AudioResampler(format="fltp", layout="stereo", rate=RATE)
             for frame in itertools.chain(container.decode(audio=0), [None]):  # None empties the resampler
-                if skipped is None:
-                    late = 0.0 if frame is None or frame.time is None else frame.time - start
-                    offset = round(late * RATE)
-                    skipped = max(0, -offset)
-                    yield np.zeros((2, max(0, offset)), np.float32)
+                told = place or 0 if frame is None or frame.time is None else round((frame.time - start) * RATE)
+                if place is None or told - place > GAP:
+                    yield np.zeros((2, max(0, told) - max(0, place or 0)), np.float32)
+                    place = told
                 for part in resampler.resample(frame and _finite(frame, path)):
                     piece = part.to_ndarray()
-                    yield piece[:, skipped:].clip(-1, 1)
-                    skipped = max(0, skipped - piece.shape[1])
+                    yield piece[:, max(0, -place) :].clip(-1, 1)
+                    place += piece.shape[1]
     except (OSError, ValueError, av.FFmpegError) as error:
         log.warning("The sound of %s is damaged, the rest is silence: %s", path, error)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich import progress as rich
 from rich.console import Console
 
-from .backbones.base import Step
+from .backbones.pair import Step
 from .forecast import Forecast
 from .generate import Listener
 from .job import Job

@@ -28,10 +28,11 @@ STYLE = """
 .charts p, .scores + p, .scores ~ p { margin: .2em 0; opacity: .7; font-size: .85em; }
 .scores { overflow-x: auto; }
 .scores table { border-collapse: collapse; font-size: .85em; font-variant-numeric: tabular-nums; }
-.scores :is(td, th) { padding: .35em .8em .35em 0; text-align: left; white-space: nowrap; }
+.scores :is(td, th) { padding: .35em .65em .35em 0; text-align: left; white-space: nowrap; }
 .scores td { border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
 .c0 { --c: #12907a } .c1 { --c: #8d63d9 } .c2 { --c: #c9508f }
 .c3 { --c: #94902a } .c4 { --c: #6d7f92 } .c5 { --c: #a8683c }
+@media (max-width: 560px) { .chart { font-size: 15px } }
 """
 
 
@@ -82,13 +83,16 @@ def charts(scores: Json) -> list[Chart]:
         lines = [Line(label[colour], colour, _numbered(clip["blocks"][name]["relative"])) for colour, clip in clips]
         found.append(_chart(f"{name.capitalize()} over time", "against block 0, by block", lines, levels=(0,)))
     positions = []
-    for colour, policy in enumerate(scores["policies"]):
-        curve = policy["run_position"]["sharpness"]
+    of_policy = {clip["schedule"]["policy"]: colour for colour, clip in reversed(clips)}
+    for policy in scores["policies"]:
+        colour, curve = of_policy.get(policy["policy"]), policy["run_position"]["sharpness"]
+        if colour is None or not curve["positions"]:  # of another scene, or without a draft behind a target
+            continue
         at = [0, *curve["positions"]]
         band = list(zip([0, *curve["low"]], [0, *curve["high"]], strict=True))
         points = list(zip(at, [0, *curve["mean"]], strict=True))
         positions.append(Line(policy["policy"], colour, points, band=band))
-    if any(len(line.points) > 1 for line in positions):
+    if positions:
         note = "sharpness against the last target block, by blocks since then, with 95 % of the resamples"
         found.append(_chart("Run position", note, positions, levels=(0,)))
     pairs = [

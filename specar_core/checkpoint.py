@@ -19,12 +19,12 @@ from typing import IO, Any
 from safetensors.torch import save
 from torch import Tensor
 
-from .backbones.base import Committed
+from .backbones.pair import Committed
 from .errors import SpecarError, UsageError
 from .foreign import SETTINGS, fits, load, read
 from .rollout import BlockResult
 from .tensor_files import open_checkpoint
-from .video import write
+from .writing import write
 
 FORMAT = 1
 LARGEST = 1 << 28  # bytes of a block: one of 4096x4096 has 84 million
@@ -52,12 +52,11 @@ class RunFolder:
             if (there := os.listdir(self.folder)) and LOCK not in there:
                 raise UsageError(f"{self.folder} holds other files: choose another folder for the run")
             self._lock = open(self.folder / LOCK, "ab")
-            lock(self._lock)
+            if not lock(self._lock):
+                raise SpecarError(f"{self.folder} is in use by another process: wait for it, or choose another folder.")
             for path in sorted(self.folder.glob(BLOCKS)) if resume else ():
                 if _is_block(path, len(self._files)):
                     self._files.append(path)
-        except (BlockingIOError, PermissionError) as error:
-            raise SpecarError(f"{self.folder} is in use by another process, or not yours: {error}.") from error
         except OSError as error:
             raise SpecarError(f"Cannot write {self.folder}: {error}. Choose another folder.") from error
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-checkpoint")
@@ -75,6 +74,10 @@ class RunFolder:
     def latents(self, block: int) -> Tensor | None:
         """What an earlier run committed as this block, [B, C, T, h, w] on the CPU; None behind the last one."""
         return self._tensor(block, "latents") if block < self.blocks else None
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether these blocks' latents are of this shape; reads headers only."""
+        return all(open_checkpoint(path).names["latents"].shape == shape for path in self._files)
 
     def told(self) -> list[dict[str, Any]]:
         """What the report says of each of these blocks."""
@@ -175,14 +178,18 @@ def _is_block(path: Path, index: int) -> bool:
         return False
 
 
-def lock(file: IO[bytes]) -> None:
-    """Held while the file is open, so it dies with the process. OSError if another one holds it."""
-    if sys.platform == "win32":
-        import msvcrt
+def lock(file: IO[bytes]) -> bool:
+    """Held while the file is open, so it dies with the process. False if another one holds it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
 
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.console import Console
-from typer.core import TyperGroup
 
 from . import __version__
 from .backbones import NAMES, backbone
+from .command import interrupt
+from .console import Guarded, Said, say, stderr
 from .earlier import merged, read_report, told_by
 from .errors import SpecarError, UsageError
 from .examples import EXAMPLES, example
@@ -28,59 +28,9 @@ from .policies import SPECS, parse
 from .routers import Open
 
 if TYPE_CHECKING:  # torch takes more than a second to import: only the commands that need it do
-    from .backbones.base import Machine
     from .inputs import Inputs
     from .job import Job
-    from .plan import Plan
-
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class Said(logging.Handler):
-    """The library's log on standard error, above the progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        stderr.print(self.format(record), markup=False)
-
-
-WrongUsage: Any = typer.BadParameter.__base__  # click's UsageError, from wherever this typer has it
-
-
-class Guarded(TyperGroup):
-    """Turns errors into one line on standard error and an exit code."""
-
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        """As in typer, which frames what it says of a wrong option in five lines."""
-        try:
-            code = super().main(*arguments, **{**options, "standalone_mode": False})
-        except WrongUsage as error:
-            if message := error.format_message():  # none where the help was shown instead
-                command = error.ctx.command_path if error.ctx else "specar"
-                stderr.print(f"specar: {message.rstrip('.')}; see `{command} --help`", markup=False)
-            code = error.exit_code
-        sys.exit(code)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
-        except UsageError as error:
-            fail(str(error), 2)
-        except SpecarError as error:
-            fail(str(error), 1)
-        except KeyboardInterrupt:
-            fail("interrupted", 130)
-        except OSError as error:
-            if error.filename is None:  # standard output: what it has not taken is not offered again
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            fail(f"cannot write to {error.filename or 'standard output'}: {error.strerror}", 1)
-
-
-def fail(message: str, code: int) -> None:
-    stderr.print(f"specar: {message}", markup=False)
-    raise typer.Exit(code)
-
+    from .machine import Machine
 
 app = typer.Typer(
     name="specar",
@@ -92,7 +42,8 @@ app = typer.Typer(
 )
 
 Option = typer.Option
-BackboneName = Annotated[str, Option("--backbone", help=f"The pair: {', '.join(NAMES)}.")]
+PAIRS = f"The pair: {', '.join(NAMES)}. Default: krea."
+BackboneName = Annotated[str, Option("--backbone", help=PAIRS, show_default=False)]
 Seconds = Annotated[Optional[float], Option("--seconds", help="Length in seconds, rounded up to blocks.")]
 BlockCount = Annotated[Optional[int], Option("--blocks", help="Length in blocks.")]
 TargetCount = Annotated[Optional[str], Option("--k", help="How many blocks the target generates, evenly spread.")]
@@ -121,7 +72,7 @@ def start(
     logger = logging.getLogger("specar")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     logger.handlers = [Said()]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill keeps the finished blocks, like Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # a polite kill keeps the finished blocks, like Ctrl-C
 
 
 def video(
@@ -130,7 +81,7 @@ def video(
     prompt: Annotated[Optional[str], Option("--prompt", help="What the video shows.")] = None,
     example_name: Annotated[Optional[str], Option("--example", help="A prompt of `specar examples`.")] = None,
     prompt_file: Annotated[
-        Optional[Path], Option("--prompt-file", help="A prompt a line: OUT-0001.mp4 and so on, models loaded once.")
+        Optional[Path], Option("--prompt-file", help="A prompt a line, but for # lines: OUT-0001.mp4 and so on.")
     ] = None,
     timeline: Annotated[
         Optional[Path],
@@ -233,19 +184,14 @@ def video(
     if not out.name:
         raise UsageError(f"{out} is a folder; add a file name ending in .mp4.")
     from . import files
-    from .backbones.base import Machine
-    from .inputs import asked as asked_inputs
-    from .inputs import differences as input_differences
+    from .inputs import asked_inputs, changed_inputs
+    from .job import only_one
     from .plan import model_files
-    from .report import differences
+    from .report import changed_models
 
-    shown = given({"prompt": prompt, "example": example_name, "prompt-file": prompt_file, "timeline": timeline})
-    if len(shown) > 1:
-        raise UsageError(f"give only one of {' and '.join(shown)}")
-    prompts = [line.strip() for line in read_text(prompt_file).splitlines() if line.strip()] if prompt_file else []
-    if prompt_file:
-        if not prompts:
-            raise UsageError(f"{prompt_file} holds no prompt")
+    only_one(prompt=prompt, example=example_name, prompt_file=prompt_file, timeline=timeline)
+    prompts = prompts_in(prompt_file) if prompt_file else []
+    if prompts:
         if run_dir:
             raise UsageError("each video of a prompt file has its own run folder: leave out --run-dir")
         asked["prompt"] = prompts[0]
@@ -254,23 +200,18 @@ def video(
     folders = [Path(), files.models_dir(models_dir) / "loras", *([from_report.parent] if from_report else [])]
     inputs = asked_inputs(lora or [], image, video_file, strength, told.get("inputs", {}), folders)
     job, inputs_there = resolved(backbone_name or told.get("backbone", "krea"), settings, inputs)
-    for difference in input_differences(told.get("inputs", {}), job.told_options):
-        stderr.print(f"notice: {difference}: expect another video", markup=False)
-    machine = Machine.here(
-        precision or told.get("precision"),
-        attention or told.get("attention", "auto"),
-        told.get("compile", False) if compiled is None else compiled,
-        told.get("threads"),
-    )
+    for changed in changed_inputs(told.get("inputs", {}), job.told_options):
+        say(f"notice: {changed}: expect another video")
+    machine = machine_for(told, precision, attention, compiled)
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
-        first = numbered(out, 1) if prompt_file else out
-        show_plan(job, machine, models_dir, named, as_json, out=first, run_dir=run_dir, overwrite=overwrite)
+        first = numbered(out, 1) if prompts else out
+        show_plan(job, machine, models_dir, named, first, as_json, overwrite=overwrite, run_dir=run_dir)
         return
     paths = {**model_files(job, files.models_dir(models_dir), named), **inputs_there}
-    for difference in differences(told.get("models", []), paths):
-        stderr.print(f"notice: {difference}: expect another video", markup=False)
-    if prompt_file:
+    for changed in changed_models(told.get("models", []), paths):
+        say(f"notice: {changed}: expect another video")
+    if prompts:
         make_videos(job, prompts, machine, paths, out, as_json, overwrite)
     else:
         make_video(job, machine, paths, out, as_json, overwrite=overwrite, run_dir=run_dir)
@@ -314,7 +255,29 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path} as text: {error}") from None
+        raise UsageError(f"cannot read {path} as text: {getattr(error, 'strerror', None) or error}") from None
+
+
+def prompts_in(path: Path) -> list[str]:
+    from .timeline import prompt_lines
+
+    if not (prompts := [line for _, line in prompt_lines(read_text(path))]):
+        raise UsageError(f"{path} holds no prompt")
+    return prompts
+
+
+def machine_for(
+    told: dict[str, Any], precision: str | None = None, attention: str | None = None, compiled: bool | None = None
+) -> "Machine":
+    """This one; as it is asked for, else as an earlier video tells."""
+    from .machine import Machine
+
+    return Machine.here(
+        precision or told.get("precision"),
+        attention or told.get("attention", "auto"),
+        told.get("compile", False) if compiled is None else compiled,
+        told.get("threads"),
+    )
 
 
 def resolved(name: str, settings: dict[str, Any], inputs: "Inputs") -> tuple["Job", dict[str, Path]]:
@@ -328,14 +291,21 @@ def resolved(name: str, settings: dict[str, Any], inputs: "Inputs") -> tuple["Jo
     job, notices = resolve(pair, **settings, source=source)
     job, matched = inputs.with_loras(job)
     for notice in [*seen, *notices, *matched]:
-        stderr.print(f"notice: {notice}", markup=False)
+        say(f"notice: {notice}")
     return job, inputs.paths
 
 
 def show_plan(
-    job: "Job", machine: "Machine", models_dir: Path | None, named: dict[str, Path], as_json: bool, **placing: Any
+    job: "Job",
+    machine: "Machine",
+    models_dir: Path | None,
+    named: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    *,
+    overwrite: bool,
+    run_dir: Path | None,
 ) -> None:
-    """placing: `out` and what `generate` needs to know of the files that are there already."""
     from . import files
     from .plan import damaged_files, plan
 
@@ -343,7 +313,7 @@ def show_plan(
     there, missing = files.find(job.files, models, named)
     absent = [str(models / file.folder / file.name) for file in missing]
     planned = plan(job, machine, absent, damaged_files(job.backbone, there))
-    refused = why_not(planned, machine, **placing)
+    refused = why_not(job, machine, out, overwrite=overwrite, run_dir=run_dir)
     if as_json:
         print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
     else:
@@ -354,38 +324,44 @@ def show_plan(
         raise typer.Exit(1)
 
 
-def why_not(planned: "Plan", machine: "Machine", out: Path, run_dir: Path | None, overwrite: bool) -> str | None:
+def why_not(job: "Job", machine: "Machine", out: Path, *, overwrite: bool, run_dir: Path | None) -> str | None:
     """What `generate` would say, models apart, before anything is loaded."""
-    from .models.attention import named
-    from .plan import refusal
+    from .refusal import CHANGES
     from .video import check_place
 
     folder = run_dir or out.with_suffix(".run")
     try:
         check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
-        if machine.attention != "auto":
-            named(machine.device, machine.dtype, machine.attention)
+        able(job, machine, folder, CHANGES)
     except (SpecarError, UsageError) as error:
         return str(error)
-    return refusal(planned, machine, folder)
+    return None
 
 
 def make_video(
-    job: "Job", machine: "Machine", paths: dict[str, Path], out: Path, as_json: bool, **placing: Any
+    job: "Job",
+    machine: "Machine",
+    paths: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    *,
+    overwrite: bool,
+    run_dir: Path | None,
+    resume: bool = False,
 ) -> None:
-    """placing: what `generate` needs to know of the files that are there already."""
     from .bars import run_bar
     from .generate import generate
-    from .plan import CHANGES
+    from .refusal import CHANGES
     from .timeline import describe
 
-    changes = () if placing.get("resume") else CHANGES
-    machine = able(job, machine, placing["run_dir"] or out.with_suffix(".run"), changes)
+    machine = able(job, machine, run_dir or out.with_suffix(".run"), () if resume else CHANGES)
     if len(job.cues) > 1:
         for line in describe(job.cues, job.geometry):
-            stderr.print(f"prompt: {line}", markup=False)
+            say(f"prompt: {line}")
     with run_bar(job, stderr) as listener:
-        report = generate(job, machine, paths, out, listener=listener, **placing)
+        report = generate(
+            job, machine, paths, out, overwrite=overwrite, run_dir=run_dir, resume=resume, listener=listener
+        )
     print(json.dumps(report, indent=1) if as_json else out)
 
 
@@ -405,7 +381,7 @@ def make_videos(
     """A video of each prompt, one after another; what failed is listed at the end."""
     from .bars import run_bar
     from .generate import Loaded, generate
-    from .plan import CHANGES
+    from .refusal import CHANGES
     from .timeline import Cue
 
     machine = able(job, machine, out.parent, CHANGES)
@@ -435,10 +411,11 @@ def able(job: "Job", machine: "Machine", folder: Path, changes: Collection[str])
     """
     from .models.attention import named
     from .models.compiled import no_compiler
-    from .plan import plan, refusal
+    from .plan import plan
+    from .refusal import refusal
 
     if machine.compile and (reason := no_compiler(machine.device)):
-        stderr.print(f"notice: runs without --compile: {reason}", markup=False)
+        say(f"notice: runs without --compile: {reason}")
         machine = replace(machine, compile=False)
     if machine.attention != "auto":
         named(machine.device, machine.dtype, machine.attention)
@@ -454,7 +431,6 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     from . import files
-    from .backbones.base import Machine
     from .checkpoint import read_run
     from .inputs import of_options
     from .plan import model_files
@@ -465,7 +441,7 @@ def resume(
     told = told_by(run_dir, run["report"])
     inputs = of_options(told["inputs"], run["files"], [])
     job, inputs_there = resolved(told["backbone"], merged(told, {}), inputs)
-    machine = Machine.here(told["precision"], told["attention"], told["compile"], told["threads"])
+    machine = machine_for(told)
     known = {what: Path(file) for what, file in run["files"].items() if what not in job.inputs}
     named = {what: path for what, path in known.items() if path.exists()}
     out = Path(os.path.normpath(run_dir / run["out"]))
@@ -473,7 +449,10 @@ def resume(
     make_video(job, machine, paths, out, as_json, overwrite=run["overwrite"], run_dir=run_dir, resume=True)
 
 
-@app.command(help="Run policies against each other, from the same prompt, seed and noise: one page that shows it.")
+@app.command(
+    help="Run policies against each other, from the same prompt, seed and noise: one page that shows it. The same "
+    "command again goes on with a race that was interrupted."
+)
 def race(
     backbone_name: BackboneName = "krea",
     prompts: Annotated[Optional[list[str]], Option("--prompt", help="What the videos show. May be repeated.")] = None,
@@ -498,9 +477,9 @@ def race(
     as_json: AsJson = False,
 ) -> None:
     from . import files
-    from .backbones.base import Machine
     from .bars import bar, run_listener
-    from .inputs import of_options
+    from .inputs import Inputs
+    from .machine import Machine
     from .plan import model_files
     from .race.run import race as run_race
 
@@ -509,7 +488,7 @@ def race(
         raise UsageError("what should the videos show? Give --prompt TEXT, or --example NAME of `specar examples`")
     asked = given({"seed": seed, "seconds": seconds, "blocks": blocks, "width": width, "height": height})
     jobs = [
-        resolved(backbone_name, {**asked, "prompt": text, "schedule": policy}, of_options({}, {}, []))[0]
+        resolved(backbone_name, {**asked, "prompt": text, "schedule": policy}, Inputs())[0]
         for text in shown
         for policy in policies or []
     ]
@@ -543,11 +522,12 @@ def score(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an earlier page.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    from . import charts, vbench, vision_reward
+    from . import charts
     from .bars import bar
     from .score import problems, read_video, table
     from .score import score as measured
-    from .video import keep, write
+    from .scorers import vbench, vision_reward
+    from .writing import keep, write
 
     if plots and not overwrite:
         keep(plots)
@@ -571,6 +551,18 @@ def score(
         raise SpecarError("\n".join(found))
 
 
+@app.command(
+    help="Run a study of the repository with its own options: `specar bench policies --help`.",
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+)
+def bench(
+    ctx: typer.Context, name: Annotated[str, typer.Argument(help="policies, policy_times, ...", show_default=False)]
+) -> None:
+    from .bench import bench as run
+
+    raise typer.Exit(run(name, ctx.args))
+
+
 @app.command(help="Positions of the target blocks, and the draft runs between them.")
 def schedule(
     blocks: Annotated[int, Option("--blocks", help="Length in blocks.")],
@@ -582,10 +574,12 @@ def schedule(
     asked = given({"spread": whole(k, "k"), "": schedule, "max-run": whole(max_run, "max-run")})
     if len(asked) != 1:
         raise UsageError("give one of --k, --schedule and --max-run")
+    if blocks < 1:
+        raise UsageError(f"a video needs at least 1 block, not {blocks}")
     ((name, value),) = asked.items()
     placed, notices = parse(f"{name}:{value}" if name else value, blocks)
     for notice in notices:
-        stderr.print(f"notice: {notice}", markup=False)
+        say(f"notice: {notice}")
     if as_json:
         print(json.dumps(placed.to_dict()))
         return
@@ -627,7 +621,7 @@ def download(
 @app.command(help="Tell what checkpoint files are, and whether they are whole and finite.")
 def check(paths: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)]) -> None:
     from .bars import bar
-    from .weights import check_file
+    from .check import check_file
 
     with bar(stderr) as progress:
         reports = [check_file(path, partial(progress, f"checking {path.name}")) for path in paths]
@@ -655,9 +649,11 @@ def examples(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):  # a console of few characters must not end a run
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # closed by whoever began this
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace")  # a console of few characters must not end a run
+        setattr(sys, name, stream)
     app(prog_name="specar")
 
 

@@ -10,9 +10,9 @@ import torch
 
 from . import __version__, files
 from .backbones import NAMES, backbone
+from .machine import card, free_bytes, host_memory
 from .models import low_precision
 from .models.attention import BACKENDS, Absent, probe
-from .plan import card, free_bytes, host_memory
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from .errors import SpecarError, UsageError
 from .foreign import SETTINGS, fits, load, read
 from .geometry import MOST_BLOCKS
+from .mp4 import read_metadata
 from .policies import parse
 
 # Settings of which one replaces another: what is asked for now replaces the whole group of an earlier report.
@@ -19,8 +20,6 @@ EXCLUSIVE = (
 
 def read_report(path: Path) -> Any:
     """From a report, or from the video that holds it."""
-    from .video import read_metadata
-
     try:
         return load(read_metadata(path)["specar"]) if path.suffix.lower() == ".mp4" else read(path)
     except (SpecarError, KeyError):

@@ -6,7 +6,7 @@ Drafter and target blocks cost different amounts, so both are learnt from the bl
 import time
 from bisect import bisect_left
 
-from .backbones.base import Step
+from .backbones.pair import Step
 from .job import Job
 from .rollout import BlockResult
 from .schedule import Role

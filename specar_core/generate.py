@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backbones.base import Committed, Machine, Noise, Pair, Step
-from .checkpoint import RunFolder, read_run
+from .backbones.pair import Committed, Noise, Pair, Step
+from .checkpoint import TOLD, RunFolder, read_run
 from .errors import SpecarError, UsageError
 from .foreign import SETTINGS, fits, load
-from .inputs import differences as input_differences
+from .inputs import changed_inputs
 from .job import Job
+from .machine import Machine
+from .mp4 import read_metadata
 from .noise import noise
-from .report import Record, describe_models, differences, identity
+from .report import Record, changed_models, describe_models, identity
 from .rollout import BlockResult, rollout
 from .scorers import deciding
 from .source import Frames, SourceVideo, still
-from .timeline import Prompts
-from .video import VideoWriter, keep, read_metadata, to_rgb8, unfinished, write
+from .timeline import BlockPrompts
+from .video import VideoWriter, to_rgb8, unfinished
+from .writing import keep, write
 
 log = logging.getLogger("specar")
 
@@ -56,14 +59,16 @@ def generate(
     from which `resume` goes on with the same job and models, and what it finished as FILE.partial.mp4 and .json.
     loaded: what this video shares with others.
     """
-    needed = {what: path for what, path in paths.items() if what in (*job.roles, "text encoder", "vae")}
     loaded = loaded or Loaded([job], machine, paths)
+    needed = _needed(job, paths)
     record = Record(job, machine)
     record.models = describe_models(needed)
     with RunFolder(run_dir or out.with_suffix(".run"), resume=resume) as run:
         if resume:
-            _check_same(run.folder, record, needed)
-            if report := _finished(out, record):
+            report = _finished(out, record)
+            if not report or (run.folder / TOLD).exists():
+                _check_same(run.folder, record, needed)
+            if report:
                 write_json(report, out.with_suffix(".json"))
                 run.remove()
                 return report
@@ -79,7 +84,7 @@ def generate(
             folder=run.folder,
             keep_blocks=run.blocks if resume else None,
             overwrite=overwrite,
-            audio=paths["video"] if job.source and job.source.strength is not None else None,
+            audio=paths["video"] if job.followed else None,
         ) as writer:
             with record.timed("text"):
                 prompt = loaded.prompt(job, listener)
@@ -148,15 +153,15 @@ def render(
 ) -> dict[str, Any]:
     """Roll out the job of `record` into the writer's file; returns the report, which the file holds too if `tagged`.
 
-    prompt: text embeddings, a row [L, D] for each text; source: the frames of the job's source; run: where blocks are
-    kept until then, and taken from. What an unfinished run leaves is described in `generate`.
+    prompt: text embeddings, a row [L, D] for each text; source: the frames of the job's source, closed in the end; run:
+    where blocks are kept until then, and taken from. What an unfinished run leaves is described in `generate`.
     """
     job, finished, told = record.job, False, run.told()
     shape = job.backbone.geometry.latent_shape(job.width, job.height)
-    prompts = Prompts(job.cues, prompt)
+    prompts = BlockPrompts(job.cues, prompt)
+    if not run.holds(shape):
+        raise SpecarError(f"{run.folder} holds blocks of another video: start again with --overwrite.")
     if run.blocks:
-        if any(latents.shape != shape for latents in map(run.latents, range(run.blocks)) if latents is not None):
-            raise SpecarError(f"{run.folder} holds blocks of another video: start again with --overwrite.")
         record.resume(told)
 
     def tags(report: dict[str, Any]) -> dict[str, str]:
@@ -196,6 +201,8 @@ def render(
         if not writer.partial_path.exists():
             writer.partial_path.with_suffix(".json").unlink(missing_ok=True)
     finally:
+        if source:
+            source.close()
         if not finished:
             writer.close()
             report = record.report(writer.encode_seconds)
@@ -208,6 +215,21 @@ def render(
     return report
 
 
+def begun(job: Job, machine: Machine, paths: Mapping[str, Path], out: Path) -> bool:
+    """Whether `generate` can resume this very video: it is finished, or its run is there. Raises UsageError or
+    SpecarError for a folder FILE.run of another one."""
+    record, needed, folder = Record(job, machine), _needed(job, paths), out.with_suffix(".run")
+    record.models = describe_models(needed)
+    if (folder / TOLD).exists():
+        _check_same(folder, record, needed)
+        return True
+    return _finished(out, record) is not None
+
+
+def _needed(job: Job, paths: Mapping[str, Path]) -> dict[str, Path]:
+    return {what: path for what, path in paths.items() if what in (*job.roles, "text encoder", "vae")}
+
+
 def opened(job: Job, paths: Mapping[str, Path]) -> Frames | None:
     """The frames of the job's source."""
     if job.source is None:
@@ -215,14 +237,14 @@ def opened(job: Job, paths: Mapping[str, Path]) -> Frames | None:
     path = paths[job.source.kind]
     if job.source.kind == "image":
         return still(path, job.width, job.height)
-    return SourceVideo(path, job.geometry.fps, job.width, job.height)
+    return SourceVideo(path, job.geometry.fps, job.width, job.height, job.source.frames)
 
 
 def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None:
     """The run in this folder must be the one that is to be continued; where it was begun may be another machine."""
     told, now = read_run(folder)["report"], record.report(0.0)
-    for difference in [*differences(told["models"], paths), *input_differences(told["options"], now["options"])]:
-        raise SpecarError(f"{folder} cannot be continued: {difference}. Put that file back.")
+    for changed in [*changed_models(told["models"], paths), *changed_inputs(told["options"], now["options"])]:
+        raise SpecarError(f"{folder} cannot be continued: {changed}. Put that file back.")
     if identity(told) != identity(now):
         raise UsageError(f"{folder} is the run of another video; give its own settings, or another folder")
     for what in ("device", "torch", "compile", "threads"):

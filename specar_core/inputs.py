@@ -63,7 +63,7 @@ class Inputs:
         return replace(job, loras=tuple(fitted)), notices
 
 
-def asked(
+def asked_inputs(
     loras: Sequence[str],
     image: Path | None,
     video: Path | None,
@@ -111,7 +111,7 @@ def find(file: str, folders: Sequence[Path], what: str) -> Path:
     raise UsageError(f"there is no {what} {file} in {where}")
 
 
-def differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_inputs(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is not as it was: files of an earlier report's options that are others now."""
 
     def files(options: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -74,7 +74,12 @@ class Job:
     @property
     def geometry(self) -> Geometry:
         """The backbone's, as the options, the prompts and the source want it."""
-        return replace(delivering(self.backbone.geometry, self.options, self.source), cuts=cuts(self.cues))
+        return replace(self.backbone.delivering(self.options, self.source), cuts=cuts(self.cues))
+
+    @property
+    def followed(self) -> Source | None:
+        """The source, if it is a video that this one follows and does not continue."""
+        return self.source if self.source and self.source.strength is not None else None
 
     @property
     def inputs(self) -> list[str]:
@@ -101,11 +106,6 @@ class Job:
     def work(self) -> int:
         """How often `on_step` will be called, at most: once a forward, once a decoded latent frame."""
         return sum(self.forwards.values()) + self.commits * self.geometry.latent_frames
-
-
-def delivering(geometry: Geometry, options: Mapping[str, Any], source: Source | None = None) -> Geometry:
-    image = source is not None and source.kind == "image" and geometry.one_clip
-    return replace(geometry, image=image, dropped=0 if image or options.get("keep_first_frames") else geometry.dropped)
 
 
 def resolve(
@@ -140,57 +140,32 @@ def resolve(
     advice = backbone.check_size(width, height)
     if not 0 <= seed < 2**64:  # -1 means "any" in some tools: none is picked here that nobody could name again
         raise UsageError(f"the seed must be from 0 to 2**64 - 1 (64 bits), not {seed}")
-    chosen = dict(backbone.options)
-    for name, value in (options or {}).items():
-        if name not in chosen:
-            raise UsageError(f"'{name.replace('_', '-')}' is not an option of {backbone.name}")
-        if not fits(value, type(chosen[name])):
-            raise UsageError(f"{name.replace('_', '-')} must be one such as {chosen[name]!r}, not {value!r}")
-        chosen[name] = value
-
+    chosen = _options(backbone, options or {})
     if source:
         source, told = checked(source, backbone, width, height)
         advice += told
-        if source.kind == "image" and chosen.get("keep_first_frames"):
-            advice.append("keep-first-frames does nothing here: after an image no frame is dropped")
-    geometry = delivering(backbone.geometry, chosen, source)
-    if timeline is not None and prompt:
-        raise UsageError("give only one of prompt and timeline")
-    if cues is None:
-        cues, snapped = snap(parse_timeline(timeline), geometry) if timeline is not None else ([Cue(0, prompt)], [])
-        advice += snapped
+    geometry = backbone.delivering(chosen, source)
+    cues, snapped = _cues(geometry, prompt, timeline, cues)
+    advice += snapped
     geometry = replace(geometry, cuts=cuts(cues))
     followed = source if source and source.strength is not None else None
     default = geometry.blocks_for_frames(followed.frames) if followed else backbone.blocks
-    if (count := _blocks(default, geometry, seconds, blocks, frames)) > MOST_BLOCKS:
-        raise UsageError(f"a video has at most {MOST_BLOCKS:,} blocks, not {count:,}")
+    count = _blocks(default, geometry, seconds, blocks, frames)
     if followed:
         advice += ends(followed, geometry.frames(count), geometry.fps)
     shown, past = within(cues, geometry, count)
-    asked = {"k": k, "schedule": schedule, "time-budget": time_budget}
-    if time_budget is None:
-        asked["max-run"] = max_run
-    if len(given := [name for name, value in asked.items() if value is not None]) > 1:
-        raise UsageError(f"give only one of {' and '.join(given)}")
-    if k is not None:
-        schedule = f"spread:{k}"
-    elif time_budget is not None:
-        schedule = f"time-budget:{time_budget}" if max_run is None else f"time-budget:{time_budget}@{max_run}"
-    elif max_run is not None:
-        schedule = f"max-run:{max_run}"
-    elif schedule is not None and schedule.startswith("keyed:") and "@" not in schedule and len(shown) > 1:
-        schedule += "@" + ",".join(str(cue.block) for cue in shown[1:])
-    placed, notices = parse(backbone.default_schedule(count) if schedule is None else schedule, count)
-
-    resolved = dict(backbone.steps)
-    for role, values in (steps or {}).items():
-        if role not in resolved:
-            raise UsageError(f"unknown role '{role}'; the roles are target and drafter")
-        resolved[role] = tuple(values)  # type: ignore[index]
-    resolved = {role: backbone.check_steps(role, values) for role, values in resolved.items()}
-    advice += backbone.check_options(chosen, resolved)
-    job = Job(backbone, shown, seed, width, height, placed, resolved, chosen, source=source)
+    spec = _spec(k, schedule, max_run, time_budget, shown)
+    placed, notices = parse(backbone.default_schedule(count) if spec is None else spec, count)
+    walked = _steps(backbone, steps or {})
+    advice += backbone.check_options(chosen, walked, source)
+    job = Job(backbone, shown, seed, width, height, placed, walked, chosen, source=source)
     return job, [*notices, *past, *advice]
+
+
+def only_one(**asked: Any) -> None:
+    """UsageError if more than one of these is given."""
+    if len(given := [name.replace("_", "-") for name, value in asked.items() if value is not None]) > 1:
+        raise UsageError(f"give only one of {' and '.join(given)}")
 
 
 def checked(source: Source, backbone: Backbone, width: int, height: int) -> tuple[Source, list[str]]:
@@ -224,14 +199,63 @@ def ends(source: Source, frames: int, fps: int) -> list[str]:
     return []
 
 
+def _options(backbone: Backbone, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of the backbone."""
+    chosen = dict(backbone.options)
+    for name, value in asked.items():
+        if name not in chosen:
+            raise UsageError(f"'{name.replace('_', '-')}' is not an option of {backbone.name}")
+        if not fits(value, type(chosen[name])):
+            raise UsageError(f"{name.replace('_', '-')} must be one such as {chosen[name]!r}, not {value!r}")
+        chosen[name] = value
+    return chosen
+
+
+def _cues(
+    geometry: Geometry, prompt: str, timeline: str | None, cues: Sequence[Cue] | None
+) -> tuple[Sequence[Cue], list[str]]:
+    """The prompts at their blocks, and what to tell of that."""
+    only_one(prompt=prompt or None, timeline=timeline)
+    if cues is not None:
+        return cues, []
+    return ([Cue(0, prompt)], []) if timeline is None else snap(parse_timeline(timeline), geometry)
+
+
 def _blocks(default: int, geometry: Geometry, seconds: float | None, blocks: int | None, frames: int | None) -> int:
-    asked = {"seconds": seconds, "blocks": blocks, "frames": frames}
-    if len(given := [name for name, value in asked.items() if value is not None]) > 1:
-        raise UsageError(f"give only one of {' and '.join(given)}")
+    only_one(seconds=seconds, blocks=blocks, frames=frames)
+    count = default if blocks is None else blocks
     if seconds is not None:
-        return geometry.blocks_for_seconds(seconds)
+        count = geometry.blocks_for_seconds(seconds)
     if frames is not None:
-        return geometry.blocks_for_frames(frames)
-    if blocks is not None and blocks < 1:
-        raise UsageError(f"a video needs at least 1 block, not {blocks}")
-    return default if blocks is None else blocks
+        count = geometry.blocks_for_frames(frames)
+    if count < 1:
+        raise UsageError(f"a video needs at least 1 block, not {count}")
+    if count > MOST_BLOCKS:
+        raise UsageError(f"a video has at most {MOST_BLOCKS:,} blocks, not {count:,}")
+    return count
+
+
+def _spec(
+    k: int | None, schedule: str | None, max_run: int | None, time_budget: float | None, cues: Sequence[Cue]
+) -> str | None:
+    """The schedule that is asked for, by name; one that is keyed to the prompts gets their blocks."""
+    only_one(k=k, schedule=schedule, time_budget=time_budget, max_run=max_run if time_budget is None else None)
+    if k is not None:
+        return f"spread:{k}"
+    if time_budget is not None:
+        return f"time-budget:{time_budget}" + ("" if max_run is None else f"@{max_run}")
+    if max_run is not None:
+        return f"max-run:{max_run}"
+    if schedule is not None and schedule.startswith("keyed:") and "@" not in schedule and len(cues) > 1:
+        return schedule + "@" + ",".join(str(cue.block) for cue in cues[1:])
+    return schedule
+
+
+def _steps(backbone: Backbone, asked: Mapping[str, Sequence[int]]) -> dict[Role, tuple[int, ...]]:
+    """Those of both roles."""
+    steps = dict(backbone.steps)
+    for role, values in asked.items():
+        if role not in steps:
+            raise UsageError(f"unknown role '{role}'; the roles are target and drafter")
+        steps[role] = tuple(values)  # type: ignore[index]
+    return {role: backbone.check_steps(role, values) for role, values in steps.items()}

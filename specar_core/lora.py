@@ -1,8 +1,8 @@
-"""LoRA files: recognised in the naming styles in use, merged into a network's weights, and taken out again.
+"""LoRA files: recognised in the naming styles in use, and merged into a network's weights.
 
 A LoRA changes a weight by strength * alpha / rank * up @ down (Hu et al. 2021, arXiv:2106.09685). It is added where the
-weight lies, one tensor at a time, so that nothing exists twice and generating costs nothing more. It is taken out by
-reading the changed tensors from the checkpoint again, which is exact.
+weight lies, one tensor at a time, so that nothing exists twice and generating costs nothing more. A video without it
+loads the network anew, which undoes it exactly.
 """
 
 import math
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .errors import SpecarError, UsageError
+from .identity import canonical_name
 from .models.helios_names import helios_name
 from .schedule import Role, Schedule
 from .tensor_files import Checkpoint, TensorInfo, open_checkpoint, some
-from .weights import canonical_name, dequantised, in_fp8
+from .weights import dequantised, in_fp8
 
 _PREFIXES = re.compile(
     r"^(?:base_model\.model\.|diffusion_model\.|transformer\.|lora_unet__?|lora_transformer_|unet\.)+"
@@ -171,38 +172,23 @@ def merge(network: nn.Module, path: Path, loras: Sequence[tuple[Checkpoint, floa
     changed = {name for _, _, parts in fits for name in parts}
     read = _reader(path, wanted)
     for name in changed:
-        weight = wanted[name]
-        total = read(name) if in_fp8(network, name) else weight.float()
+        weight, layer = wanted[name], in_fp8(network, name)
+        total = read(name) if layer else weight.float()
         for checkpoint, strength, parts in fits:
             if name in parts:
                 total = total + strength * _difference(checkpoint, parts[name], weight)
-        _put(network, name, total)
+        if layer:
+            layer.load(total)
+        else:
+            weight.copy_(total)
     return changed
 
 
-@torch.no_grad()
-def unmerge(network: nn.Module, path: Path, changed: Iterable[str]) -> None:
-    """Undo `merge`, exactly: read the changed parameters again from the checkpoint that the network was loaded from."""
-    read = _reader(path, dict(network.named_parameters()))
-    for name in changed:
-        _put(network, name, read(name))
-
-
 def _reader(path: Path, parameters: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
-    """What a checkpoint holds of a network's parameters, each on its parameter's device.
-
-    It is opened anew: weights may be the pages of an earlier mapping, which a merge has written to.
-    """
+    """What a checkpoint holds of a network's parameters, each on its parameter's device."""
     checkpoint, names = open_checkpoint(path), _by_any_name(parameters)
     stored = {names.get(_key(_without_weight(canonical_name(name) or ""))): name for name in checkpoint.names}
     return lambda name: dequantised(checkpoint, stored[name], parameters[name].device)
-
-
-def _put(network: nn.Module, name: str, value: Tensor) -> None:
-    if layer := in_fp8(network, name):
-        layer.load(value)
-    else:
-        network.get_parameter(name).copy_(value)
 
 
 def _difference(checkpoint: Checkpoint, parts: Mapping[str, str], weight: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from .schedule import Schedule, spread
 
 SPECS = (
     "spread:K, first, front:K, back:K, random:K@SEED, keyed:K, stride:S, list:0,5,10, max-run:R, "
-    "target-only, draft-only, and settled while it runs: sdvg:TAU, sdvg-quantile:K or :SHARE%, time-budget:SECONDS "
-    "(@R keeps draft runs to R)"
+    "target-only, draft-only, and settled while it runs: sdvg:TAU, sdvg-mean:TAU, sdvg-quantile:K or :SHARE%, "
+    "time-budget:SECONDS (@R keeps draft runs to R)"
 )
 Notices = list[str]
 
@@ -100,7 +100,7 @@ def _keyed(argument: str, blocks: int, notices: Notices) -> list[int]:
     marks = _list(marks_text, blocks, notices) if marks_text else []
     starts = sorted({0, *marks}) if blocks else []
     if len(starts) > k:
-        raise UsageError(f"{k} target blocks are too few for block 0 and the marks: it takes {len(starts)}")
+        raise UsageError(f"keyed:{k} is too few: block 0 and the changes of prompt take keyed:{len(starts)}")
     lengths = [end - start for start, end in zip(starts, [*starts[1:], blocks], strict=True)]
     counts = [1] * len(starts)
     for _ in range(k - len(starts)):
@@ -138,10 +138,14 @@ def _draft_only(argument: str, blocks: int, notices: Notices) -> list[int]:
     return []
 
 
-def _sdvg(argument: str, blocks: int, notices: Notices) -> Open:
+def _sdvg(argument: str, blocks: int, notices: Notices) -> Routed:
     tau, max_run = _with_run(argument)
     notices += _open_notices(max_run)
     return Routed(blocks, _certain(blocks), max_run=max_run, tau=_number(tau, "the least score"))
+
+
+def _sdvg_mean(argument: str, blocks: int, notices: Notices) -> Open:
+    return replace(_sdvg(argument, blocks, notices), mean=True)
 
 
 def _sdvg_quantile(argument: str, blocks: int, notices: Notices) -> Open:
@@ -206,6 +210,7 @@ _POLICIES: dict[str, tuple[bool, Callable[[str, int, Notices], list[int] | Open]
     "target-only": (False, _target_only),
     "draft-only": (False, _draft_only),
     "sdvg": (True, _sdvg),
+    "sdvg-mean": (True, _sdvg_mean),
     "sdvg-quantile": (True, _sdvg_quantile),
     "time-budget": (True, _time_budget),
 }

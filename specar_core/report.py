@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 
 from . import __version__
-from .backbones.base import Machine
 from .job import Job
-from .plan import card
+from .machine import Machine, card
 from .rollout import BlockResult
 from .tensor_files import parts
 
@@ -50,7 +49,7 @@ def describe_models(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
     ]
 
 
-def differences(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> list[str]:
+def changed_models(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> list[str]:
     """What is not as it was: models of an earlier report whose file is another one now."""
     found = []
     for model in told:

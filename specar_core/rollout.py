@@ -6,13 +6,12 @@ Exactly one model generates each block, and what it generated is committed to th
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .backbones.base import Committed, Context, Noise, Pair, Prompts, Step
+from .backbones.pair import Committed, Context, Noise, Pair, Prompts, Step
+from .device import Clock
 from .errors import SpecarError
 from .schedule import Policy, Role
 
@@ -36,32 +35,6 @@ class BlockResult:
     rejected: int = 0
 
 
-class Clock:
-    """Moments of a device's work, marked without waiting for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-
-    def mark(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """From one mark to another; waits until the device is there."""
-        if not self._on_gpu:
-            return end - start
-        end.synchronize()
-        return start.elapsed_time(end) / 1000
-
-
-def drawn(noise: Noise, first: Tensor | None, block: int, draw: int) -> Tensor:
-    """A block's noise, of which the first draw may be there already."""
-    return noise(block, draw) if draw or first is None else first
-
-
 def rollout(
     pair: Pair,
     policy: Policy,
@@ -80,11 +53,12 @@ def rollout(
     prompts(b): text embeddings [B, L, D] of block b, and where a model is guided the negative prompts' behind them;
     noise(b, j): its j-th noise tensor [B, C, T, h, w]. resume: what an earlier run committed, and which is not yielded
     again; known(b): the latents of block b if an earlier run generated it, which is then decoded and committed only.
-    on_step(b, step) is called after every forward and every decoded latent frame; raising in it ends the rollout, and
-    the blocks that were yielded stay good.
+    on_step(b, step) is called after every forward and every decoded latent frame. Raising in it ends the rollout, as
+    SpecarError does where a block is not finite: the blocks that were yielded stay good.
     """
     block, forwards, clock = resume.blocks if resume else 0, 0, Clock(pair.device)
     decoded = clock.mark()
+    first: Tensor | None = None
 
     def count(step: Step) -> None:
         nonlocal forwards, decoded
@@ -94,9 +68,12 @@ def rollout(
             forwards += 1
         on_step(block, step)
 
+    def draw(index: int) -> Tensor:
+        """The block's noise, whose first draw may be there already."""
+        return noise(block, index) if index or first is None else first
+
     with pair.lease(height, width, batch, count) as run:
         context = run.begin() if resume is None else run.restore(resume)
-        first: Tensor | None = None
         for block in range(context.blocks, policy.blocks):
             started, forwards, decode_seconds, rejected = time.perf_counter(), 0, 0.0, 0
             role, prompt, found = policy.role(block), prompts(block), known(block)
@@ -106,7 +83,7 @@ def rollout(
                 if found is not None:
                     latents = found.to(pair.device)
                 else:
-                    latents = run.generate(role, context, prompt, partial(drawn, noise, first, block))
+                    latents = run.generate(role, context, prompt, draw)
                 generated = decoded = clock.mark()
                 frames, advanced = run.commit(context, latents, prompt)
                 finite = [torch.isfinite(value).all() for value in (latents, frames)]

@@ -97,11 +97,12 @@ class Routed(Open):
     """A router. A draft is kept if its worst frame reaches a threshold: `tau`, or else the quantile that is expected to
     keep a `share` of the drafts.
 
-    pool: scores of earlier videos' drafts, with which the quantile begins.
+    mean: the mean of its frames counts instead; pool: scores of earlier videos' drafts, with which the quantile begins.
     """
 
     tau: float | None = None
     share: float = 0.0
+    mean: bool = False
     pool: tuple[float, ...] = ()
 
     def begin(self, score: Score, prior: tuple[float, float], told: Sequence[Mapping[str, Any]] = ()) -> "Router":
@@ -136,7 +137,8 @@ class Router:
         if block < self._earlier:
             return True
         started = time.perf_counter()
-        score = self.score(block, frames).min().item()
+        scores = self.score(block, frames)
+        score = (scores.mean() if self.rule.mean else scores.min()).item()
         threshold = self.threshold()  # before the new score joins those it is taken from
         kept = math.isfinite(score) and score >= threshold
         self.decisions[block] = Decision(

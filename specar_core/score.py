@@ -13,8 +13,8 @@ from .errors import SpecarError, UsageError
 from .foreign import VIDEO, fits, load
 from .measures import Frame, Layout, Track, fidelity, measure, read_frames
 from .metrics import Json, by_kind, by_position, curve, drift, flicker, health, paired, seams
+from .mp4 import read_metadata
 from .progress import Progress
-from .video import read_metadata
 
 SCHEMA = 1
 # What two videos have in common whose frames may be compared one by one.
@@ -59,8 +59,9 @@ def read_report(path: Path) -> Json:
     raise UsageError(f"{path} has no report of SpecAR in it, nor {path.with_suffix('.json').name} beside it")
 
 
-def read_video(path: Path) -> Video:
-    report = read_report(path)
+def read_video(path: Path, report: Json | None = None) -> Video:
+    """report: the video's, if it is known from elsewhere."""
+    report = report or read_report(path)
     geometry = backbone(report["backbone"]).geometry
     layout = Layout.of(report, geometry)
     if list(layout.starts) != sorted(set(layout.starts)):
@@ -68,10 +69,15 @@ def read_video(path: Path) -> Video:
     return Video(path, report, layout, geometry.later_frames)
 
 
-def score(paths: Sequence[Path], progress: Progress = lambda what, done, total: None) -> Json:
-    """Scores of each video, and of each policy over all of its videos. Raises UsageError for one without a report,
-    SpecarError for one that is damaged or has not the frames that its report says."""
-    videos = [read_video(path) for path in paths]
+def score(
+    paths: Sequence[Path],
+    progress: Progress = lambda what, done, total: None,
+    reports: Sequence[Json | None] | None = None,
+) -> Json:
+    """Scores of each video, and of each policy over all of its videos; reports: theirs, if they are known. Raises
+    UsageError for one without a report, SpecarError for one that is damaged or has not the frames that its report says.
+    """
+    videos = [read_video(path, told) for path, told in zip(paths, reports or [None] * len(paths), strict=True)]
     tracks = []
     for video in videos:
         with _named(video):
@@ -191,9 +197,13 @@ def rows(scores: Json) -> list[dict[str, str]]:
 
 def table(scores: Json) -> str:
     lines = [list(rows(scores)[0]), *(list(row.values()) for row in rows(scores))]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*text, "", *LEGEND])
+    return "\n".join([*aligned(lines), "", *LEGEND])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells as text, the cells of a column below one another."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 LEGEND = (

@@ -4,9 +4,10 @@ What has another shape is cropped around its middle and resized. Images are read
 orientation, transparency and CMYK; videos by PyAV, a few frames at a time.
 """
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +23,8 @@ from .errors import UsageError
 log = logging.getLogger("specar")
 
 DEFAULT_STRENGTH = 0.5
+ROUNDED = Fraction(1, 1000)  # seconds: Matroska tells whole milliseconds
+WIDEST = Fraction(8)  # pixels: what a damaged file tells may be anything
 STATED = (1, 5, 6, 7, 9)  # code points of ITU-T H.273: BT.709, BT.470, SMPTE 170M and 240M, BT.2020
 
 
@@ -60,6 +63,10 @@ class Frames(Protocol):
 
     def frames(self, first: int, count: int) -> Tensor:
         """[1, 3, count, H, W] in [-1, 1], float32 on the CPU; behind the end the last frame again."""
+        ...
+
+    def close(self) -> None:
+        """No more frames are wanted."""
         ...
 
 
@@ -118,6 +125,9 @@ class Still:
     def frames(self, first: int, count: int) -> Tensor:
         return self.image.unsqueeze(2).expand(-1, -1, count, -1, -1)
 
+    def close(self) -> None:
+        pass
+
 
 def still(path: Path, width: int, height: int) -> Still:
     return Still(fit(read_image(path)[0], width, height))
@@ -129,11 +139,12 @@ def still(path: Path, width: int, height: int) -> Still:
 class SourceVideo:
     """A video file at another size and rate: frame j is what is on the screen at j / fps seconds.
 
-    Frames are read in order; going back starts at the beginning again. Memory does not depend on the length.
+    Frames are read in order; going back starts at the beginning again. Memory does not depend on the length. count: how
+    many frames there are, see `length`. `close` it when no more frames are wanted.
     """
 
-    def __init__(self, path: Path, fps: int, width: int, height: int) -> None:
-        self.count = length(path, fps)
+    def __init__(self, path: Path, fps: int, width: int, height: int, count: int) -> None:
+        self.count = count
         self._path, self._fps, self._size = path, fps, (width, height)
         self._rewind()
 
@@ -141,27 +152,64 @@ class SourceVideo:
         frames = torch.stack([self._at(index) for index in range(first, first + count)])
         return frames.float().div(127.5).sub(1).transpose(0, 1)[None]
 
+    def close(self) -> None:
+        self._file.close()
+
     def _rewind(self) -> None:
-        self._shown = timed_frames(self._path)
-        self._now, self._next = next(self._shown)[1], next(self._shown, None)
+        self._file = shown_frames(self._path)
+        self._now, self._next = next(self._file), next(self._file, None)
         self._fitted: Tensor | None = None
         self._index = 0
 
     def _at(self, index: int) -> Tensor:
         """uint8 [3, H, W]."""
         if index < self._index:
+            self.close()
             self._rewind()
         self._index = index
-        while self._next and self._next[0] <= Fraction(index, self._fps):
-            self._now, self._next, self._fitted = self._next[1], next(self._shown, None), None
+        while self._next and self._next.seconds <= Fraction(index, self._fps) + ROUNDED:
+            self._now, self._next, self._fitted = self._next, next(self._file, None), None
         if self._fitted is None:
-            picture = torch.from_numpy(upright(self._now)).permute(2, 0, 1)[None]
+            picture = torch.from_numpy(self._now.picture()).permute(2, 0, 1)[None]
             self._fitted = fit(picture, *self._size)[0]
         return self._fitted
 
 
-def timed_frames(path: Path) -> Iterator[tuple[Fraction, Any]]:
-    """The frames of a video file and the times when they are shown, in seconds from the first. At least one frame.
+@dataclass(frozen=True)
+class Shown:
+    """A decoded frame. seconds: when it is shown, from the first one on; pixel: its pixels' width over their height."""
+
+    seconds: Fraction
+    frame: Any
+    pixel: Fraction
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height as a player shows it, in square pixels and turned as its file says."""
+        width, height = self._wide, self.frame.height
+        return (height, width) if self._quarters % 2 else (width, height)
+
+    def picture(self) -> np.ndarray:
+        """uint8 [H, W, 3] of that size."""
+        frame = self.frame
+        told: dict[str, Any] = {"src_color_range": frame.color_range} if frame.color_range else {}
+        if frame.colorspace not in STATED:  # BT.709 for HD and BT.601 below, as players take it
+            told["src_colorspace"] = "ITU709" if frame.height >= 720 else "ITU601"
+        told |= {"interpolation": "BICUBIC", "dst_color_range": "JPEG"}
+        picture = frame.reformat(width=self._wide, height=frame.height, format="rgb24", **told).to_ndarray()
+        return np.ascontiguousarray(np.rot90(picture, self._quarters))
+
+    @property
+    def _wide(self) -> int:
+        return max(1, round(self.frame.width * self.pixel))
+
+    @property
+    def _quarters(self) -> int:
+        return round(self.frame.rotation / 90)
+
+
+def shown_frames(path: Path) -> Generator[Shown, None, None]:
+    """The frames of a video file, at least one.
 
     UsageError if it holds none; where it is damaged the video ends, with a warning.
     """
@@ -170,55 +218,60 @@ def timed_frames(path: Path) -> Iterator[tuple[Fraction, Any]]:
     start, time = None, Fraction(0)
     try:
         with av.open(str(path)) as container:
-            for frame in container.decode(video_stream(path, container)):
-                shown = time if frame.time is None else Fraction(frame.pts) * frame.time_base
-                start = shown if start is None else start
-                yield shown - start, frame
-                time = shown + Fraction(1, 25)
+            stream = video_stream(container)
+            usual = usual_seconds(stream)
+            pixel = min(max(stream.sample_aspect_ratio or Fraction(1), 1 / WIDEST), WIDEST)
+            for frame in container.decode(stream):
+                time = time if frame.pts is None else frame.pts * frame.time_base
+                start = time if start is None else start
+                yield Shown(time - start, frame, pixel)
+                time += usual
     except (OSError, ValueError, av.FFmpegError) as error:
         if start is None:
-            raise UsageError(f"cannot read {path} as a video: {error}") from None
+            raise unreadable(path, error) from None
         log.warning("%s is damaged behind %.2f s: the frame before is held (%s)", path, float(time - start), error)
     if start is None:
         raise UsageError(f"{path} holds no frame of video")
 
 
-def video_stream(path: Path, container: Any) -> Any:
-    if not container.streams.video:
-        raise UsageError(f"{path} holds no video")
-    return container.streams.video[0]
+def unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"cannot read {path} as a video: {getattr(error, 'strerror', None) or error}")
+
+
+def video_stream(container: Any) -> Any:
+    """The video of a file, and not the picture on its cover. ValueError if there is none."""
+    if stream := container.streams.best("video"):
+        return stream
+    raise ValueError("it holds no video")
+
+
+def usual_seconds(stream: Any) -> Fraction:
+    """How long a frame is shown where nothing tells it."""
+    return 1 / (stream.average_rate or Fraction(25))
 
 
 def length(path: Path, fps: int) -> int:
     """How many frames at this rate a video file lasts, by its packets; nothing is decoded."""
     import av
 
+    begin, end = None, Fraction(0)
     try:
         with av.open(str(path)) as container:
-            stream = video_stream(path, container)
-            usual = 1 / (stream.average_rate or Fraction(25))
-            begin, end = None, Fraction(0)
+            stream = video_stream(container)
+            usual = usual_seconds(stream)
             for packet in container.demux(stream):
-                if packet.pts is not None:
-                    shown = packet.pts * packet.time_base
-                    begin = shown if begin is None else min(begin, shown)
-                    end = max(end, shown + (packet.duration * packet.time_base if packet.duration else usual))
+                if not packet.size:  # the end
+                    continue
+                shown = end if packet.pts is None else packet.pts * packet.time_base
+                lasts = usual if packet.pts is None or not packet.duration else packet.duration * packet.time_base
+                begin = shown if begin is None else min(begin, shown)
+                end = max(end, shown + lasts)
     except (OSError, ValueError, av.FFmpegError) as error:
-        raise UsageError(f"cannot read {path} as a video: {error}") from None
-    return max(1, math.ceil((end - begin) * fps - Fraction(1, 1000))) if begin is not None else 1
+        raise unreadable(path, error) from None
+    return max(1, math.ceil((end - begin - ROUNDED) * fps)) if begin is not None else 1
 
 
 def video_size(path: Path) -> tuple[int, int]:
     """Width and height as its first frame is shown."""
-    _, frame = next(timed_frames(path))
-    turned = round(frame.rotation / 90) % 2
-    return (frame.height, frame.width) if turned else (frame.width, frame.height)
-
-
-def upright(frame: Any) -> np.ndarray:
-    """uint8 [H, W, 3] of a decoded frame, turned as its file says."""
-    told: dict[str, Any] = {"src_color_range": frame.color_range} if frame.color_range else {}
-    if frame.colorspace not in STATED:  # BT.709 for HD and BT.601 below, as players take it
-        told["src_colorspace"] = "ITU709" if frame.height >= 720 else "ITU601"
-    picture = frame.reformat(format="rgb24", interpolation="BICUBIC", dst_color_range="JPEG", **told).to_ndarray()
-    return np.ascontiguousarray(np.rot90(picture, round(frame.rotation / 90)))
+    with contextlib.closing(shown_frames(path)) as frames:
+        return next(frames).size

@@ -22,7 +22,8 @@ from .errors import UsageError
 from .geometry import Geometry
 
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
-_LINE = re.compile(rf"({_NUMBER})\s*s?((?:\s+(?:cut|fade\s+{_NUMBER}\s*s?))*)\s*:\s*(.+)", re.IGNORECASE)
+# What follows the colon at once is not two digits: 1:30 would be read as "30" at 1 s.
+_LINE = re.compile(rf"({_NUMBER})\s*s?((?:\s+(?:cut|fade\s+{_NUMBER}\s*s?))*)\s*:(?!\d\d\b)\s*(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,23 +50,27 @@ class Cue:
         return {"block": self.block, "text": self.text, **extra}
 
 
+def prompt_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text with prompts, and their numbers: empty ones and those that begin with # are passed over."""
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
 def parse(text: str) -> list[Shot]:
-    """The lines of a timeline; empty ones and those that begin with # are passed over. UsageError names the line."""
+    """The lines of a timeline. UsageError names the one that is none."""
     shots: list[Shot] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        found = _LINE.fullmatch(line.strip())
+    for number, line in prompt_lines(text):
+        found = _LINE.fullmatch(line)
         if not found:
             raise UsageError(
-                f"line {number} of the timeline is not `TIME: TEXT`, `TIME fade TIME: TEXT` or `TIME cut: TEXT`: "
-                f"'{line.strip()[:60]}'"
+                f"line {number} of the timeline is not `TIME: TEXT`, `TIME fade TIME: TEXT` or `TIME cut: TEXT` "
+                f"with times in seconds: '{line[:60]}'"
             )
         how = found[2].lower()
         fade = re.search(rf"fade\s+({_NUMBER})", how)
         shots.append(Shot(float(found[1]), found[3], float(fade[1]) if fade else 0.0, "cut" in how))
         if len(shots) > 1 and shots[-2].seconds >= shots[-1].seconds:
-            raise UsageError(f"line {number} of the timeline begins at {shots[-1].seconds:g} s, before the one above")
+            raise UsageError(f"line {number} of the timeline is not after the one above: {shots[-1].seconds:g} s")
     if not shots or shots[0].seconds:
         raise UsageError("a timeline begins with a prompt at 0s, as in `0s: a fox in snow`")
     return shots
@@ -141,7 +146,7 @@ def mixture(cues: Sequence[Cue], block: int) -> dict[str, float]:
     return {text: weight for text, weight in mixed.items() if weight}
 
 
-class Prompts:
+class BlockPrompts:
     """The text embeddings [B, L, D] of each block; the same tensor again as long as the prompt does not change, which
     is how a model knows that it need not compute its text keys again.
 

@@ -12,21 +12,21 @@ import contextlib
 import io
 import logging
 import os
-import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from shlex import quote
-from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from .audio import Track, has_sound
+from .audio import SoundTrack, has_sound
 from .errors import SpecarError, UsageError
+from .mp4 import is_whole
+from .writing import keep, replacing, writable, write
 
 log = logging.getLogger("specar")
 
@@ -35,7 +35,6 @@ log = logging.getLogger("specar")
 # core 164 and 165; seen with glibc's MALLOC_PERTURB_), and without it a file is 5 to 40 % larger and slightly better.
 # `stitchable` is for segments that will be put together: no headers that depend on the pictures.
 X264_OPTIONS = {"threads": "4", "x264-params": "mbtree=0:stitchable=1"}
-LARGEST_TEXT = 1 << 26  # bytes; the report of a video of a day has a quarter of it
 REORDERED = 2  # frames that x264's B-frames (with pyramid, its default) are decoded ahead of being shown
 BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
 
@@ -46,38 +45,25 @@ def unfinished(folder: Path) -> UsageError:
     return UsageError(f"{folder} holds an unfinished video: {todo}.")
 
 
-def keep(*paths: Path) -> None:
-    """UsageError if one of these files is there already."""
-    for path in paths:
-        if path.exists():
-            raise UsageError(f"{path} exists; choose another name, or overwrite it with --overwrite.")
-
-
 def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = False) -> None:
-    """UsageError if no video may be written to `path`, or would replace something; folder: where its segments lie."""
+    """UsageError if no video is written to such a `path`, or would replace something, SpecarError if nothing can be.
+
+    folder: where its segments lie.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; add a file name ending in .mp4.")
     if path.suffix.lower() != ".mp4":
         raise UsageError(f"{path} does not end in .mp4, the only format written here.")
+    for place in (path.parent, folder):
+        there = next((parent for parent in (place, *place.parents) if parent.exists()), place)
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise SpecarError(f"Cannot write in {there}. Choose another folder.")
     if not overwrite:
         keep(path)
         if not continues:
             if any(folder.glob("segment-*.mp4")):
                 raise unfinished(folder)
             keep(folder.with_suffix(".partial.mp4"))
-
-
-def writable(*paths: Path) -> None:
-    """Makes the folders of these files; SpecarError if one of them cannot be written, UsageError if it is a folder."""
-    for path in paths:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder: choose another name.")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _part(path).touch()
-            _part(path).unlink()
-        except (OSError, ValueError) as error:  # the latter for a character that no file name has
-            raise SpecarError(f"Cannot write {path}: {error}. Choose another folder.") from error
 
 
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
@@ -221,7 +207,7 @@ class VideoWriter:
         writable(self.path, self._segment_path(0))
         try:
             kept = 0
-            while kept < most and _is_whole(self._segment_path(kept)):
+            while kept < most and is_whole(self._segment_path(kept)):
                 kept += 1
             rest = set(self.folder.glob("segment-*.mp4")) - {self._segment_path(index) for index in range(kept)}
             for segment in rest:
@@ -330,7 +316,7 @@ def _join(
                 if stream is None:
                     stream = output.add_stream_from_template(video, opaque=True)
                     headers = video.codec_context.extradata
-                    track = Track(output, audio) if audio and has_sound(audio) else None
+                    track = SoundTrack(output, audio) if audio and has_sound(audio) else None
                 if video.codec_context.extradata != headers:
                     raise SpecarError(f"{source} was encoded in another way than the segments before it.")
                 start = count
@@ -347,101 +333,3 @@ def _join(
                         output.mux(list(track.until(count / fps)))
         if track:
             output.mux(list(track.end()))
-
-
-@contextlib.contextmanager
-def replacing(target: Path, size: int) -> Iterator[Path]:
-    """A name beside `target` for about `size` bytes, renamed to it when they are safe on the disk."""
-    import av
-
-    part = _part(target)
-    try:
-        yield part
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except (OSError, av.FFmpegError) as error:
-        todo = "Make room or choose another folder."
-        raise SpecarError(f"Cannot write {target} ({size:,} bytes): {error}. {todo}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write(target: Path, data: bytes) -> None:
-    """All of a file or, with a SpecarError, nothing of it."""
-    with replacing(target, len(data)) as part:
-        part.write_bytes(data)
-
-
-def _part(target: Path) -> Path:
-    return target.with_name(target.name + ".part")
-
-
-Span = tuple[int, int]  # the content of a box: its first offset in the file, and the offset after it
-
-
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """The texts that an mp4 file carries, by key. Raises SpecarError for anything but a whole mp4 file.
-
-    The file may be hostile: no demuxer sees it, and nothing is read but the boxes with the texts, moov/udta/meta with
-    the names in `keys` and the values in `ilst` (Apple, QuickTime File Format, "Metadata").
-    """
-    texts = {}
-    try:
-        with open(path, "rb") as file:
-            meta = _find(file, b"meta", _find(file, b"udta", _find_index(file)), header=4)
-            keys = _find(file, b"keys", meta, header=8)  # whose entries are laid out as boxes are
-            names = [_text(file, name) for _, name in _boxes(file, keys)]
-            for number, item in _boxes(file, _find(file, b"ilst", meta)):
-                value = _find(file, b"data", item, header=8)
-                if value and 0 < int.from_bytes(number, "big") <= len(names):
-                    texts[names[int.from_bytes(number, "big") - 1]] = _text(file, value)
-    except (OSError, ValueError) as error:
-        raise SpecarError(f"Cannot read {path} as an mp4 video: {error}") from error
-    return texts
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return bool(_find_index(file))
-    except (OSError, ValueError):
-        return False
-
-
-def _find_index(file: BinaryIO) -> Span:
-    index = _find(file, b"moov", (0, file.seek(0, os.SEEK_END)))
-    if index is None:
-        raise ValueError("it has no index")
-    return index
-
-
-def _find(file: BinaryIO, name: bytes, within: Span | None, header: int = 0) -> Span | None:
-    """What follows the header of the first box `name`; looks at the others too, to notice what is cut off."""
-    found = [(start + header, end) for box, (start, end) in _boxes(file, within) if box == name]
-    return found[0] if found else None
-
-
-def _boxes(file: BinaryIO, within: Span | None) -> Iterator[tuple[bytes, Span]]:
-    """The boxes that fill a part of an mp4 file (ISO/IEC 14496-12, section 4.2), or ValueError."""
-    position, end = within or (0, 0)
-    while position < end:
-        file.seek(position)
-        size, name = struct.unpack(">I4s", file.read(8).ljust(8))
-        start = position + 8
-        if size == 1:  # too large for 32 bits
-            (size,) = struct.unpack(">Q", file.read(8).ljust(8))
-            start += 8
-        elif size == 0:  # up to the end
-            size = end - position
-        if not start <= position + size <= end:
-            raise ValueError("it is cut off or damaged")
-        position += size
-        yield name, (start, position)
-
-
-def _text(file: BinaryIO, span: Span) -> str:
-    if span[1] - span[0] > LARGEST_TEXT:
-        raise ValueError("it is damaged: a text in it is too large")
-    file.seek(span[0])
-    return file.read(max(0, span[1] - span[0])).decode("utf-8", "replace")

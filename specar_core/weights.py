@@ -1,119 +1,15 @@
-"""What a checkpoint holds and how it gets into a network: names, identity, streaming, checking."""
+"""How a checkpoint gets into a network: one tensor after another, and only if every one fits."""
 
-import os
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from .errors import SpecarError, UsageError
+from .errors import SpecarError
+from .identity import canonical_name, canonical_names, identify, scale_names
 from .models.low_precision import Fp8Linear
-from .tensor_files import Checkpoint, open_checkpoint, some
-
-# ------------------------------------------------------------------------------------------------- names
-
-_PREFIXES = re.compile(r"(?:_fsdp_wrapped_module\.|module\.|model\.diffusion_model\.|model\.)+")
-_INFIXES = re.compile(r"(^|\.)(?:_orig_mod\.|_checkpoint_wrapped_module\.)+")
-# Copies of q, k and v that some inference code fuses at load and then saves. The VAE's to_qkv is a weight of its own.
-_FUSED = ".self_attn.to_qkv."
-
-
-def canonical_name(stored: str) -> str | None:
-    """A stored name without the wrappers of training code (FSDP, DDP, torch.compile, activation checkpointing).
-
-    None for a tensor that only repeats others.
-    """
-    name = _INFIXES.sub(r"\1", stored)
-    if prefix := _PREFIXES.match(name):
-        name = name[prefix.end() :]
-    return None if _FUSED in name else name
-
-
-def canonical_names(stored: Iterable[str], rename: Callable[[str], str | None] = canonical_name) -> dict[str, str]:
-    """Canonical name -> stored name. SpecarError when two stored names mean the same tensor."""
-    names: dict[str, str] = {}
-    for name in stored:
-        canonical = rename(name)
-        if canonical in names:
-            raise SpecarError(f"This checkpoint holds one tensor under two names: {some([name, names[canonical]])}.")
-        if canonical is not None:
-            names[canonical] = name
-    return names
-
-
-# ---------------------------------------------------------------------------------------------- identity
-
-Kind = Literal["wan", "wan-i2v", "wan-vae", "helios", "umt5", "unknown"]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which model a checkpoint holds. `size` is "1.3B", "14B", "XXL", or the numbers themselves."""
-
-    kind: Kind
-    label: str
-    size: str = ""
-    width: int = 0
-    layers: int = 0
-
-    @property
-    def usable(self) -> bool:
-        return self.kind not in ("wan-i2v", "unknown")
-
-    def __str__(self) -> str:
-        text = f"{self.label}, {self.size}" if self.size else self.label
-        return text if self.usable else f"{text} (not usable here)"
-
-
-def identify(checkpoint: Checkpoint) -> Identity:
-    """Recognise a model by the names and shapes of its tensors, never by its file name."""
-    names = canonical_names(checkpoint.names)
-    shapes = {name: checkpoint.names[stored].shape for name, stored in names.items()}
-
-    def axis(name: str, index: int) -> int:
-        shape = shapes.get(name, ())
-        return shape[index] if index < len(shape) else 0
-
-    def sized(kind: Kind, label: str, width: int, blocks: str = "blocks.") -> Identity:
-        layers = len({name[len(blocks) :].split(".")[0] for name in shapes if name.startswith(blocks)})
-        size = ({4096: "XXL"} if kind == "umt5" else {1536: "1.3B", 5120: "14B"}).get(width)
-        return Identity(kind, label, size or f"width {width}, {layers} layers", width, layers)
-
-    if {"patch_short.weight", "patch_mid.weight", "patch_long.weight"} <= shapes.keys():  # under any other names
-        return sized("helios", "Helios transformer", axis("patch_embedding.weight", 0))
-    if "head.modulation" in shapes:
-        width, channels = axis("blocks.0.self_attn.k.weight", 0), axis("patch_embedding.weight", 1)
-        if channels == 36 or "img_emb.proj.1.weight" in shapes:
-            return sized("wan-i2v", "Wan image-to-video transformer", width)
-        if channels != 16:
-            return sized("unknown", f"Wan transformer of {channels} instead of 16 input channels", width)
-        return sized("wan", "Wan 2.1 text-to-video transformer", width)
-    if "condition_embedder.time_proj.weight" in shapes:
-        return sized("unknown", "Wan transformer under diffusers' names", axis("patch_embedding.weight", 0))
-    if "decoder.head.0.gamma" in shapes and "encoder.conv1.weight" in shapes:
-        width, channels = axis("decoder.head.0.gamma", 0), axis("conv2.weight", 0)
-        if channels != 16:
-            return Identity("unknown", f"VAE of {channels} instead of 16 latent channels")
-        return Identity("wan-vae", "Wan 2.1 VAE", "" if width == 96 else f"width {width}", width)
-    if "blocks.0.pos_embedding.embedding.weight" in shapes:
-        return sized("umt5", "UMT5 encoder, Wan's names", axis("token_embedding.weight", 1))
-    attention = "encoder.block.{}.layer.0.SelfAttention.{}.weight"
-    if (query := attention.format(0, "q")) in shapes:
-        label = "UMT5 encoder, Hugging Face names" + (", fp8 scaled" if _scale_names(query, names) else "")
-        umt5 = sized("umt5", label, axis(query, 1), "encoder.block.")
-        # UMT5 has a position bias in every layer, T5 only in the first.
-        if attention.format(umt5.layers - 1, "relative_attention_bias") in shapes:
-            return umt5
-        return Identity("unknown", "T5 encoder, where UMT5 is needed")
-    return Identity("unknown", "no model that SpecAR knows")
-
-
-# ----------------------------------------------------------------------------------------------- loading
+from .tensor_files import Checkpoint, some
 
 # Left over on purpose: buffers that some exports carry and that are computed here, ComfyUI's tokenizer, and what
 # belongs to fp8 weights besides their scale.
@@ -182,20 +78,12 @@ def in_fp8(module: nn.Module, name: str) -> Fp8Linear | None:
 def dequantised(checkpoint: Checkpoint, name: str, device: torch.device | str) -> Tensor:
     """A stored tensor on `device`; fp8 weights times their scale (a scalar or one value a row), in float32."""
     tensor = checkpoint.tensor(name).to(device)
-    for scale_name in _scale_names(name, checkpoint.names):
+    for scale_name in scale_names(name, checkpoint.names):
         scale = checkpoint.tensor(scale_name).to(device, torch.float32)
         if scale.numel() not in (1, tensor.shape[0]):
             raise SpecarError(f"{checkpoint.path}: {some([scale_name])} is a scale for blocks, which is not supported.")
         return tensor.float() * scale.reshape(-1, *[1] * (tensor.dim() - 1))
     return tensor
-
-
-def _scale_names(name: str, stored: Collection[str]) -> list[str]:
-    """Where the scale of this weight lies, if it has one: ComfyUI's older and newer names."""
-    if not name.endswith(".weight"):
-        return []
-    scales = (name.removesuffix("weight") + end for end in ("scale_weight", "weight_scale"))
-    return [scale for scale in scales if scale in stored]
 
 
 def _check_fit(
@@ -229,61 +117,3 @@ def _check_fit(
         raise SpecarError(
             f"{checkpoint.path} ({identify(checkpoint)}) does not fit {type(module).__name__}: {'; '.join(faults)}."
         )
-
-
-# ---------------------------------------------------------------------------------------------- checking
-
-_SLICE = 1 << 22  # values looked at together
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """What `specar check` says of one file. `problem` is None for a whole, finite checkpoint of a usable model."""
-
-    path: Path
-    bytes: int
-    identity: Identity | None = None
-    tensors: int = 0
-    dtypes: dict[str, int] = field(default_factory=dict)  # tensors of each type
-    non_finite: tuple[str, ...] = ()
-    problem: str | None = None
-
-    def __str__(self) -> str:
-        lines = [self.problem or f"{self.path} is whole and finite."]
-        if self.identity:
-            types = ", ".join(f"{count} {name}" for name, count in self.dtypes.items())
-            lines.append(f"  {self.identity}; {self.tensors} tensors ({types}); {self.bytes:,} bytes")
-        return "\n".join(lines)
-
-
-def check_file(path: str | Path, progress: Callable[[int, int], None] | None = None) -> FileReport:
-    """Read a whole checkpoint; say what it is and what is wrong with it. Damage is reported, never raised."""
-    path = Path(path)
-    try:
-        checkpoint = open_checkpoint(path, whole=False)
-        identity = identify(checkpoint)
-    except (SpecarError, UsageError) as error:
-        return FileReport(path, os.path.getsize(path) if os.path.isfile(path) else 0, problem=str(error))
-    types = Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.names.values())
-    non_finite: tuple[str, ...] = ()
-    problem = None
-    if checkpoint.bytes < checkpoint.declared:
-        problem = f"{path} is cut off: {checkpoint.present}. Download it again."
-    elif non_finite := tuple(_non_finite(checkpoint, progress)):
-        problem = f"{path} holds NaN or infinity in {len(non_finite)} tensors: {some(non_finite)}. Download it again."
-    elif not identity.usable:
-        problem = f"{path} is whole and finite, but not usable here."
-    return FileReport(path, checkpoint.bytes, identity, len(checkpoint.names), dict(types), non_finite, problem)
-
-
-def _non_finite(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> Iterator[str]:
-    done = 0
-    for name, info in checkpoint.names.items():
-        if info.dtype.is_floating_point and info.bytes:
-            parts = checkpoint.tensor(name).reshape(-1).split(_SLICE)
-            # NaN and infinity both show in the extremes, which need no mask of the tensor's size.
-            if not all(torch.stack(part.float().aminmax()).isfinite().all() for part in parts):
-                yield name
-        done += info.bytes
-        if progress:
-            progress(done, checkpoint.bytes)

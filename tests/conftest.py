@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from small import small_backbone
+
+from specar_core import cli
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -19,6 +22,19 @@ def _command_line_is_gone_after_each_test():
     """The command line lets the library's log out on standard error; a process of its own would end with it."""
     yield
     logging.getLogger("specar").handlers.clear()
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory):
+    return small_backbone(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, backbone):
+    """The folder in which the command line makes its videos, all with the small pair."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
+    return tmp_path
 
 
 def golden(name: str):

@@ -7,6 +7,7 @@ the run; which ones is decided by the number of kills alone, and a single one is
 for each: where it was killed, and what was left.
 """
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -28,10 +29,10 @@ if __name__ == "__main__":
 
 from small import small_backbone
 
-from specar_core.backbones.base import Machine
 from specar_core.generate import Listener, generate
 from specar_core.inputs import Inputs
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.video import VideoWriter
 
 BLOCKS = 7
@@ -42,6 +43,21 @@ FILES = ("open", "os.rename", "os.remove", "os.rmdir")
 def make(backbone, out: Path, resume: bool = False, listener: Listener = Listener()) -> dict:  # noqa: B008
     job, _ = resolve(backbone, prompt="a red ball", blocks=BLOCKS, k=2)
     return generate(job, CPU, backbone.shipped, out, resume=resume, listener=listener)
+
+
+def leave(job, paths, out: Path, at: int) -> None:
+    """Begins a video, and ends in its block `at`."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(block, step):
+        if block == at:
+            raise Stop
+
+    with contextlib.suppress(Stop):
+        generate(job, CPU, paths, out, listener=Listener(step=stop))
+        raise AssertionError(f"there is no block {at}")
 
 
 def frames(path: Path) -> list[bytes]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import load, save
 
-from specar_core.backbones.base import Committed, Pair
+from specar_core.backbones.pair import Committed, Pair
 from specar_core.noise import noise
 from specar_core.rollout import rollout
 

@@ -23,18 +23,19 @@ from typer.testing import CliRunner
 
 from specar_core import cli, plan, tensor_files
 from specar_core.backbones import backbone as named_backbone
-from specar_core.backbones.base import Machine
 from specar_core.backbones.session import Rolling
 from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import Listener, generate
 from specar_core.geometry import Geometry
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.models.tiny_text import TinyText
 from specar_core.models.vae import WanVAE
+from specar_core.mp4 import read_metadata
 from specar_core.noise import noise
+from specar_core.refusal import GPU_MARGIN
 from specar_core.rollout import rollout
 from specar_core.schedule import Schedule, spread
-from specar_core.video import read_metadata
 
 ROOT = Path(__file__).parents[1]
 STRANGE = "\u89c6\u9891 \u0442\u0435\u0441\u0442 \xe9"
@@ -406,12 +407,25 @@ def test_the_table_of_cards_is_what_the_plan_says_R118(monkeypatch):
         for told, schedule in ((both, "spread:7"), (alone, "draft-only")):
             job, _ = resolve(named_backbone(name), blocks=36, schedule=schedule, **size)
             needed = plan.plan(job, machine).gpu_bytes
-            assert float(told) == pytest.approx(needed / 1e9, rel=0.05)
+            assert float(told) == pytest.approx(needed / 1e9, rel=0.01)
             for gigabytes, cell in zip((24, 32, 48, 80), cards, strict=True):
-                if needed + plan.GPU_MARGIN > 0.98 * gigabytes * 2**30:
+                if needed + GPU_MARGIN > 0.98 * gigabytes * 2**30:
                     assert cell != ("both" if schedule == "spread:7" else "`--schedule draft-only`")
                 else:
                     assert cell == "both" if schedule == "spread:7" else cell != "nothing smaller"
+
+
+def test_cards_tells_lengths_as_the_plan_does_R118(monkeypatch):
+    monkeypatch.setattr(plan, "card", lambda device: "NVIDIA H200")
+    machine, text = Machine(torch.device("cuda"), "bf16"), (ROOT / "docs" / "cards.md").read_text("utf-8")
+    told = re.search(r"predicted: (\S+) s for a\s+minute of video, (\S+) s for ten", text)
+    for seconds, expected in zip((60, 600), told.groups(), strict=True):
+        job, _ = resolve(named_backbone("krea"), seconds=seconds, max_run=4)
+        assert float(expected) == pytest.approx(plan.predict(job, machine)[0], rel=0.02)
+    blocks, gigabytes = re.search(r"\(([\d,]+) blocks\) takes (\S+) GB", text).groups()
+    job, _ = resolve(named_backbone("krea"), seconds=3600)
+    assert job.blocks == int(blocks.replace(",", ""))
+    assert float(gigabytes) == pytest.approx(plan.plan(job, machine).disk_bytes / 1e9, rel=0.02)
 
 
 def test_the_table_of_cases_names_tests_that_exist():

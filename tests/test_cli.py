@@ -1,5 +1,6 @@
 """The command line as a user meets it: real files, exit codes, one-line errors, nothing half written."""
 
+import importlib
 import itertools
 import json
 import os
@@ -17,10 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from specar_core import generate, video
+from specar_core import console, generate, video
 from specar_core.backbones import base
 from specar_core.backbones.tiny import TINY
 from specar_core.cli import app
+from specar_core.command import interrupt
 from specar_core.models import attention, compiled
 from specar_core.models.wan import sdpa
 from specar_core.video import VideoWriter
@@ -246,7 +248,8 @@ def test_a_report_has_every_key(plain):
         (["--seconds", "1", "--blocks", "2"], "only one of seconds and blocks"),
         (["--schedule", "evenly"], "unknown schedule 'evenly'"),
         (["--schedule", "list:0,99"], "block 99 lies outside"),
-        (["--steps", "target=900,100"], "the target's steps must fall from 1000"),
+        (["--steps", "target=900,100"], "the target's steps must begin with 1000 and fall"),
+        (["--stitch", "2", "--steps", "drafter=1000,500"], "not 1000,500 for the drafter and 1000,750,500,250"),
         (["--steps", "target=1000,x"], "whole number, not 'x'"),
         (["--steps", "helper=1000"], "unknown role 'helper'"),
         (["--precision", "fp7"], "unknown precision 'fp7'"),
@@ -341,6 +344,11 @@ def test_a_truncated_file(here):
     assert "Wan 2.1 VAE" in result.stdout and "1 of 2 files cannot be used" in result.stderr
 
 
+def test_what_is_shipped_is_known():
+    told = specar("check", *TINY.shipped.values())
+    assert told.exit_code == 0 and "text encoder of the tiny pair, width" in told.stdout
+
+
 def test_nan_in_a_block_keeps_the_blocks_before_it(here):
     """A drafter with a damaged head: block 1 is the first one that it generates."""
     weights = load_file(TINY.shipped["drafter"])
@@ -386,6 +394,7 @@ def test_schedule_command():
     }
     assert "the longest is 5" in specar("schedule", "--blocks", 36, "--max-run", 5).stdout
     refused(2, "give one of", "schedule", "--blocks", 36)
+    refused(2, "at least 1 block, not 0", "schedule", "--blocks", 0, "--k", 1)
 
 
 def test_download_dry_run_lists_files_sizes_and_licences(here):
@@ -419,7 +428,14 @@ def test_a_full_standard_output_is_one_line():
     assert (done.returncode, done.stderr) == (1, "specar: cannot write to standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_stream_is_nobodys(closed):
+    command = f"{sys.executable} -m specar_core.command examples {closed}>&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and bool(done.stdout) == (closed == "2")
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.5])
 def test_ctrl_c_while_modules_are_imported_is_one_line(delay):
     script = "import specar_core.command as command; import sys; print('begun', flush=True); sys.argv[1:] = ['doctor']"
     run = subprocess.Popen(
@@ -429,7 +445,29 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(delay):
     time.sleep(delay)
     run.send_signal(signal.SIGINT)
     _, said = run.communicate()
-    assert run.returncode in (0, 130) and said.count("\n") <= 1 + (run.returncode == 0), said
+    assert (run.returncode, said) == (130, "specar: interrupted\n")
+
+
+def test_ctrl_c_comes_when_an_import_is_over_that_would_swallow_it(here, monkeypatch):
+    tried = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n    whole = True\n"
+    Path("greedy.py").write_text(tried + "except KeyboardInterrupt:\n    whole = False\n")
+    monkeypatch.syspath_prepend(here)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            importlib.import_module("greedy")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.modules.pop("greedy").whole
+
+
+def test_ctrl_c_while_options_are_read_is_told(monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(console.Guarded, "make_context", interrupted)
+    result = specar("examples")
+    assert (result.exit_code, result.stderr) == (130, "specar: interrupted\n")
 
 
 def test_a_video_is_made_again_from_the_mp4_with_as_many_threads(here):

@@ -7,8 +7,9 @@ from models import KREA_GEOMETRY, golden_vae
 from specar_core.backbones.helios_pair import GEOMETRY as HELIOS_GEOMETRY
 from specar_core.decode import decode
 from specar_core.geometry import decoded_frames
+from specar_core.identity import identify
 from specar_core.tensor_files import in_memory
-from specar_core.weights import identify, load_into
+from specar_core.weights import load_into
 
 VAE = golden_vae()
 LATENTS = torch.randn(1, 16, 9, 4, 6, generator=torch.Generator().manual_seed(3))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from specar_core.backbones.krea import KREA
 from specar_core.errors import SpecarError, UsageError
-from specar_core.files import KREA_FILES, find, locate, models_dir, require
+from specar_core.files import find, locate, models_dir, require
 
-TARGET, DRAFTER, TEXT, VAE = KREA_FILES
+TARGET, DRAFTER, TEXT, VAE = KREA.files
 
 
 def put(models: Path, file, name=None) -> Path:
@@ -36,7 +37,7 @@ def test_the_option_comes_before_the_variable_and_the_variable_before_the_data_d
         assert models_dir() == tmp_path / expected
 
 
-@pytest.mark.parametrize("file", KREA_FILES, ids=lambda file: file.what)
+@pytest.mark.parametrize("file", KREA.files, ids=lambda file: file.what)
 def test_a_file_is_found_under_each_of_its_names_its_own_first(file, tmp_path):
     assert locate(file, tmp_path) is None
     for name in reversed((file.name, *file.alternatives)):
@@ -57,7 +58,7 @@ def test_broken_links_and_loops_are_skipped_R63(tmp_path):
 def test_all_missing_files_are_named_at_once_with_place_source_and_command_R02(tmp_path):
     target, vae = put(tmp_path, TARGET), put(tmp_path, VAE, "Wan2.1_VAE.pth")
     with pytest.raises(SpecarError) as error:
-        require(KREA_FILES, tmp_path, "krea", {})
+        require(KREA.files, tmp_path, "krea", {})
     assert str(error.value).splitlines() == [
         "2 of 4 model files are missing. Get them with `specar download --backbone krea`, or put them here:",
         f"  drafter: {tmp_path}/diffusion_models/self_forcing_dmd.pt (5.7 GB; checkpoints/self_forcing_dmd.pt of "
@@ -66,7 +67,7 @@ def test_all_missing_files_are_named_at_once_with_place_source_and_command_R02(t
         "split_files/text_encoders/umt5_xxl_fp16.safetensors of Comfy-Org/Wan_2.1_ComfyUI_repackaged)",
     ]
     drafter, text = put(tmp_path, DRAFTER), put(tmp_path, TEXT, "models_t5_umt5-xxl-enc-bf16.pth")
-    assert require(KREA_FILES, tmp_path, "krea", {}) == {
+    assert require(KREA.files, tmp_path, "krea", {}) == {
         "target": target, "drafter": drafter, "text encoder": text, "vae": vae
     }  # fmt: skip
 
@@ -77,13 +78,13 @@ def test_a_path_that_the_user_names_comes_first(tmp_path):
     named = {"target": mine, "drafter": mine}
     assert find((TARGET, DRAFTER, VAE), tmp_path, named) == (named, [VAE])
     with pytest.raises(UsageError, match="no drafter at .*gone"):
-        require(KREA_FILES, tmp_path, "krea", {"drafter": tmp_path / "gone"})
+        require(KREA.files, tmp_path, "krea", {"drafter": tmp_path / "gone"})
 
 
 def test_the_table_is_consistent():
-    assert {file.folder for file in KREA_FILES} == {"diffusion_models", "text_encoders", "vae"}
-    for file in KREA_FILES:
+    assert {file.folder for file in KREA.files} == {"diffusion_models", "text_encoders", "vae"}
+    for file in KREA.files:
         assert file.size == (file.bytes or file.about_bytes) and abs(file.size / file.about_bytes - 1) < 0.01
         assert file.sha256 is None or len(file.sha256) == 64
-    places = [(file.folder, name) for file in KREA_FILES for name in (file.name, *file.alternatives)]
+    places = [(file.folder, name) for file in KREA.files for name in (file.name, *file.alternatives)]
     assert len(places) == len(set(places))

@@ -4,8 +4,8 @@ import pytest
 from models import golden_pair
 from test_rollout import PROMPT, SIZE, seeded
 
-from specar_core.backbones.base import Step
 from specar_core.backbones.krea import KREA
+from specar_core.backbones.pair import Step
 from specar_core.backbones.session import Rolling
 from specar_core.forecast import Forecast
 from specar_core.job import resolve

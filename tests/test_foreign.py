@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from killed import CPU, frames
 from safetensors.torch import save, save_file
-from small import small_backbone
 from test_resume import stopped
 from typer.testing import CliRunner
 
@@ -27,10 +26,10 @@ from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import generate
 from specar_core.inputs import Inputs, of_options
 from specar_core.job import resolve
+from specar_core.mp4 import read_metadata
 from specar_core.plan import plan
 from specar_core.score import read_video
 from specar_core.timeline import cuts, describe, mixture, parse, snap, within
-from specar_core.video import read_metadata
 
 OURS = (SpecarError, UsageError)
 JUNK = (None, True, -1, 0, 1, 10**30, float("inf"), float("nan"), -0.5, "", "x", "\ud83d\0", "spread:1", [], [None], {})
@@ -41,11 +40,6 @@ quick = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from test_wan import PROMPT, TOKENS, noise
 from specar_core.models import rowwise
 from specar_core.models.attention import BACKENDS, Absent, choose, probe, self_test
 from specar_core.models.compiled import compile_blocks
+from specar_core.models.graphs import Forwards
 from specar_core.models.low_precision import Fp8Linear, quantised, unavailable
 from specar_core.models.vae import kernels
 from specar_core.models.wan import KeyValueCache
@@ -77,6 +78,19 @@ def test_kernels_between_the_products_are_plain_torch(monkeypatch):
     monkeypatch.setattr(rowwise, "kernels", lambda *tensors: None)
     assert_close(fused, flow(), 1e-5)
     assert_close(joined, fused, 1e-5)
+
+
+@torch.inference_mode()
+def test_recorded_forwards_follow_a_new_prompt():
+    model = golden_transformer("krea/krea_session_steps4_kv3").cuda()
+    model.join()
+    latents, times = noise(3).cuda(), torch.full((1, 3), 625.0, device="cuda")
+    caches = [KeyValueCache(model, 1, 3, TOKENS) for _ in range(2)]
+    recorded = Forwards(model, caches[0])
+    texts = [model.encode_text(strength * PROMPT.cuda()) for strength in (1, -1)]
+    for text in (0, 0, 0, 1, 0, 1, 1):
+        expected = model(latents, times, texts[text], caches[1], 0)
+        assert_close(recorded(latents, times, texts[text], 0), expected, 1e-5)
 
 
 def test_fp8_is_what_the_cpu_computes():

@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 
 from benchmarks.helios import main as benchmark
 from specar_core.backbones import backbone, helios
-from specar_core.backbones.base import Machine
-from specar_core.backbones.helios import HELIOS, HELIOS_MID, NEGATIVE, PUBLISHED
+from specar_core.backbones.helios import HELIOS, HELIOS_MID, NEGATIVE
+from specar_core.backbones.helios_published import PUBLISHED
 from specar_core.cli import app
 from specar_core.download import download, plan_download
 from specar_core.errors import SpecarError, UsageError
-from specar_core.files import HELIOS_FILES, HELIOS_MID_FILES, find, locate, require
+from specar_core.files import find, locate, require
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.models.attention import sdpa
 from specar_core.models.helios import FLOAT32_PARAMETERS, HeliosConfig, HeliosTransformer
 from specar_core.models.helios_names import helios_name
@@ -173,10 +174,10 @@ def test_repository_folder_and_index_name_the_same_checkpoint(where, models):
     state = load(path).state_dict()
     assert all(torch.equal(state[name], value) for name, value in STATES["Helios-Base"].items())
     (described,) = describe_models({"target": path})
-    (by_index,) = describe_models({"target": models / "diffusion_models" / HELIOS_FILES[0].name})
+    (by_index,) = describe_models({"target": models / "diffusion_models" / HELIOS.files[0].name})
     assert described["digest"] == by_index["digest"] and described["bytes"] == by_index["bytes"] > 700_000
     assert by_index["file"] == f"Helios-Base/transformer/{INDEX}"
-    (drafter,) = describe_models({"drafter": models / "diffusion_models" / HELIOS_FILES[1].name})
+    (drafter,) = describe_models({"drafter": models / "diffusion_models" / HELIOS.files[1].name})
     assert drafter["digest"] != described["digest"]
 
 
@@ -253,15 +254,15 @@ def test_a_scheduler_that_is_not_told_or_not_as_published_R19(tmp_path, caplog):
 
 def test_a_checkpoint_in_shards_is_there_when_all_of_them_are(models, tmp_path):
     shutil.copytree(models, tmp_path, dirs_exist_ok=True)
-    assert find(HELIOS_FILES, tmp_path, {})[1] == []
-    assert [file.what for file in find(HELIOS_MID_FILES, tmp_path, {})[1]] == ["target"]
-    index = locate(HELIOS_FILES[0], tmp_path)
+    assert find(HELIOS.files, tmp_path, {})[1] == []
+    assert [file.what for file in find(HELIOS_MID.files, tmp_path, {})[1]] == ["target"]
+    index = locate(HELIOS.files[0], tmp_path)
     assert index == tmp_path / "diffusion_models" / "Helios-Base" / "transformer" / INDEX
     next(index.parent.glob("*-00002-of-*")).unlink()
     with pytest.raises(
         SpecarError, match=r"1 of 4 model files are missing.*\n  target: .*Helios-Base/transformer.*57\.2 GB"
     ):
-        require(HELIOS_FILES, tmp_path, "helios", {})
+        require(HELIOS.files, tmp_path, "helios", {})
 
 
 @pytest.fixture
@@ -287,7 +288,7 @@ def hub(models, monkeypatch):
 
 
 def test_download_fetches_the_shards_and_not_the_second_transformer(hub, tmp_path):
-    base, distilled = HELIOS_FILES[:2]
+    base, distilled = HELIOS.files[:2]
     indexes = download([base, distilled], tmp_path, pauses=())
     assert indexes == [locate(base, tmp_path), locate(distilled, tmp_path)]
     assert len(hub) == len(set(hub)) == 2 * (1 + 2 + 3)

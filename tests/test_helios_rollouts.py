@@ -8,9 +8,9 @@ import torch
 from conftest import assert_close
 from helios_golden import PARTS, golden, small_vae, tiny
 
-from specar_core.backbones.base import Committed
 from specar_core.backbones.helios_pair import BASE, DISTILLED, MID, HeliosPair
 from specar_core.backbones.helios_start import DRAWS, SIGMAS, start
+from specar_core.backbones.pair import Committed
 from specar_core.rollout import rollout
 from specar_core.schedule import Schedule
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 from killed import CPU, frames
-from small import small_backbone
 from typer.testing import CliRunner
 
 from specar_core import cli
@@ -15,19 +14,16 @@ from specar_core.backbones.tiny import TINY
 from specar_core.errors import SpecarError, UsageError
 from specar_core.examples import EXAMPLES
 from specar_core.generate import Listener, generate
-from specar_core.image_reward import VARIABLE, image_reward
 from specar_core.job import resolve
-from specar_core.plan import plan, refusal
+from specar_core.plan import plan
+from specar_core.refusal import refusal
 from specar_core.report import identity
-from specar_core.scorers import SCORERS, Agreement, unjudged
+from specar_core.scorers import SCORERS, unjudged
+from specar_core.scorers.agreement import agreement
+from specar_core.scorers.image_reward import IMAGE_REWARD, image_reward
 from training.shapes import render, sample_scene
 
 PROMPT = "a large white ball bouncing on a plain grey background"
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +48,23 @@ def shown(scene, size=4):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_true_clip_agrees_with_its_caption_and_another_one_less(seed):
     scene, other = sample_scene(seed), sample_scene(seed + 100)
-    scores = Agreement().score(scene.caption, shown(scene))
+    scores = agreement(scene.caption, shown(scene))
     assert scores.shape == (4,) and scores.min() > 0.9
-    assert Agreement().score(scene.caption, shown(other)).max() < scores.min() - 0.1
+    assert agreement(scene.caption, shown(other)).max() < scores.min() - 0.1
 
 
 def test_every_frame_is_judged_by_itself():
     clip = shown(sample_scene(1))
     clip[:, 2] = 0.0
-    scores = Agreement().score(sample_scene(1).caption, clip)
+    scores = agreement(sample_scene(1).caption, clip)
     assert scores.argmin() == 2 and scores[2] < scores[0] - 0.3
-    assert Agreement().score(sample_scene(1).caption, clip[:, 2:3]).item() == pytest.approx(scores[2].item())
+    assert agreement(sample_scene(1).caption, clip[:, 2:3]).item() == pytest.approx(scores[2].item())
 
 
 def test_agreement_reads_what_a_caption_tells():
     red = torch.zeros(3, 1, 64, 96) + torch.tensor([92, 92, 98])[:, None, None, None] / 255
-    agreement = Agreement()
-    assert agreement.score("something on grey", red).item() == pytest.approx(1)
-    assert agreement.score("a large red ball", red).item() == 0
+    assert agreement("something on grey", red).item() == pytest.approx(1)
+    assert agreement("a large red ball", red).item() == 0
     assert [unjudged(resolve_tiny(text)) for text in EXAMPLES.values() if "backdrop" in text] == [None]
     assert "cannot be judged" in unjudged(resolve_tiny("a fox in snow"))
 
@@ -82,10 +77,9 @@ def resolve_tiny(prompt):
 
 
 STAND_IN = """
-import sys
 def load(name, device):
     print("load checkpoint")
-    if sys.argv[1] == "meta":
+    if device == "meta":
         raise SystemExit("no such device")
     return Model()
 class Model:
@@ -101,32 +95,34 @@ class Model:
 def installed(tmp_path, monkeypatch):
     (tmp_path / "ImageReward.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, sys.executable)
+    monkeypatch.setenv(IMAGE_REWARD.variable, sys.executable)
 
 
 def test_frames_go_to_image_reward_and_scores_come_back(installed):
     clip = torch.rand(3, 5, 4, 6)
-    with image_reward(torch.device("cpu")) as scorer:
+    with image_reward(torch.device("cpu")) as score:
         for prompt in ("ball", "a \u00e9\n"):
             due = len(prompt) + (clip[0, :, 0, 1] * 255).round() / 1000 + 60
-            assert scorer.score(prompt, clip).tolist() == pytest.approx(due.tolist())
+            assert score(prompt, clip).tolist() == pytest.approx(due.tolist())
 
 
 def test_image_reward_that_dies_ends_the_run_with_one_sentence(installed):
-    with pytest.raises(SpecarError, match="ended while it judged"):
-        with image_reward(torch.device("cpu")) as scorer:
-            scorer.score("die", torch.rand(3, 5, 4, 6))
-    with pytest.raises(SpecarError, match="did not start.*pip install"):
+    with pytest.raises(SpecarError, match="ended; its own words are above"):
+        with image_reward(torch.device("cpu")) as score:
+            score("die", torch.rand(3, 5, 4, 6))
+    with pytest.raises(SpecarError, match="ended.*pip install"):
         with image_reward(torch.device("meta")):
             pass
 
 
 def test_what_is_not_installed_is_told_with_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    check = SCORERS["image-reward"].check
-    assert "pip install" in check("a fox") and VARIABLE in check("a fox") and check("a fox").count("\n") == 1
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "nothing"))
-    assert check("a fox") is None and "text of the prompt" in check("")
+    monkeypatch.delenv(IMAGE_REWARD.variable, raising=False)
+    known = SCORERS["image-reward"]
+    said = known.missing()
+    assert "pip install" in said and IMAGE_REWARD.variable in said and said.count("\n") == 1
+    monkeypatch.setenv(IMAGE_REWARD.variable, str(tmp_path / "nothing"))
+    assert known.missing() is None
+    assert known.unreadable("a fox") is None and "text of the prompt" in known.unreadable("")
     with pytest.raises(SpecarError, match="cannot be run"):
         with image_reward(torch.device("cpu")):
             pass

@@ -10,20 +10,18 @@ from diffusers.loaders.lora_conversion_utils import (
     _convert_musubi_wan_lora_to_diffusers,
     _convert_non_diffusers_wan_lora_to_diffusers,
 )
-from killed import frames
+from killed import frames, leave
 from PIL import Image
 from safetensors.torch import save_file
-from small import small_backbone
 from test_cli import refused, specar
 
-from specar_core import cli
-from specar_core.backbones.base import Machine
 from specar_core.backbones.helios import HELIOS
 from specar_core.errors import SpecarError, UsageError
-from specar_core.generate import Listener, generate
+from specar_core.generate import generate
 from specar_core.inputs import Inputs
 from specar_core.job import resolve
-from specar_core.lora import Lora, fit, fitted, lacking, merge, parse, unmerge
+from specar_core.lora import Lora, fit, fitted, lacking, merge, parse
+from specar_core.machine import Machine
 from specar_core.models.helios import HeliosConfig, HeliosTransformer
 from specar_core.models.low_precision import quantised
 from specar_core.models.wan import sdpa
@@ -33,11 +31,6 @@ from specar_core.weights import in_fp8
 
 RANK = 2
 MACHINES = {precision: Machine(torch.device("cpu"), precision) for precision in ("fp32", "bf16", "fp8")}
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
 
 
 def load(backbone, role="target", machine=MACHINES["fp32"]):
@@ -151,6 +144,7 @@ def test_several_at_once_and_the_exact_way_back(backbone, tmp_path, precision):
     ]
     places = {name: weight.data_ptr() for name, weight in network.named_parameters()}
     path = backbone.shipped["target"]
+    stored = path.read_bytes()
     changed = merge(network, path, [(files[0], 0.7), (files[1], -1.0)])
     assert changed == {f"{name}.weight" for name in names}
     for name, value in values(network).items():
@@ -164,8 +158,9 @@ def test_several_at_once_and_the_exact_way_back(backbone, tmp_path, precision):
             assert torch.equal(value, rows.float() * scale)
         else:
             torch.testing.assert_close(value, wanted.to(value.dtype), rtol=1e-5, atol=1e-5)
-    unmerge(network, path, changed)
-    assert all(torch.equal(value, before[name]) for name, value in values(network).items())
+    again = values(load(backbone, machine=MACHINES[precision]))  # though the file's pages were written to
+    assert all(torch.equal(value, before[name]) for name, value in again.items())
+    assert path.read_bytes() == stored
 
 
 def test_whole_differences_of_weights_and_biases(backbone, tmp_path):
@@ -280,12 +275,10 @@ def test_how_it_is_not_written(text):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, backbone):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECAR_MODELS", str(tmp_path / "models"))
-    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
-    (tmp_path / "models" / "loras").mkdir(parents=True)
-    return tmp_path
+def here(here, monkeypatch):
+    monkeypatch.setenv("SPECAR_MODELS", str(here / "models"))
+    (here / "models" / "loras").mkdir(parents=True)
+    return here
 
 
 VIDEO = ["generate", "--backbone", "tiny", "--prompt", "a red ball", "--blocks", "3", "--k", "1"]
@@ -330,15 +323,7 @@ def test_resume_has_what_went_into_it(here, backbone):
     paths = {**backbone.shipped, **inputs.paths}
     generate(job, MACHINES["fp32"], paths, here / "whole.mp4")
 
-    class Stop(Exception):
-        pass
-
-    def stopping(block, step):
-        if block == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        generate(job, MACHINES["fp32"], paths, here / "a.mp4", listener=Listener(step=stopping))
+    leave(job, paths, here / "a.mp4", at=2)
     kept = Path("style.safetensors").read_bytes()
     saved(random_lora(load(backbone), seed=9), here / "style.safetensors")
     refused(1, "the LoRA style.safetensors is not the file it was made with. Put that file back", "resume", "a.run")

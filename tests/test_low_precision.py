@@ -11,9 +11,9 @@ from test_wan import PROMPT, TOKENS, noise, times
 from torch import nn
 
 from specar_core.backbones import backbone
-from specar_core.backbones.base import Machine
 from specar_core.errors import UsageError
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.models import low_precision
 from specar_core.models.joined import join
 from specar_core.models.low_precision import Fp8Linear, lower, lowered, product, quantised, weight_bytes

@@ -6,13 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from killed import CPU, frames
-from small import small_backbone
+from killed import CPU, frames, leave
 from test_cli import refused, specar
 
-from specar_core import cli, video
 from specar_core.errors import SpecarError
-from specar_core.generate import Listener, generate
+from specar_core.generate import generate
 from specar_core.job import resolve
 
 RACE = (
@@ -30,18 +28,6 @@ RACE = (
 )
 
 
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def here(backbone, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
-    return tmp_path
-
-
 @contextlib.contextmanager
 def full(monkeypatch, *names: str):
     """No byte of these files gets to the disk."""
@@ -54,7 +40,7 @@ def full(monkeypatch, *names: str):
         fsync(descriptor)
 
     with monkeypatch.context() as patched:
-        patched.setattr(video.os, "fsync", failing)
+        patched.setattr(os, "fsync", failing)
         yield
 
 
@@ -78,15 +64,8 @@ def test_no_room_for_the_report_keeps_the_video_and_its_folder_R71(backbone, her
 @linux
 @pytest.mark.parametrize("names", [("a.partial.mp4",), ("a.partial.json",), ("a.partial.mp4", "a.partial.json")])
 def test_no_room_for_what_is_finished_keeps_the_first_error_and_the_blocks_R71(backbone, here, monkeypatch, names):
-    class Stop(Exception):
-        pass
-
-    def stop(block, step):
-        if block == 3:
-            raise Stop
-
-    with full(monkeypatch, *names), pytest.raises(Stop):
-        generate(job(backbone), CPU, backbone.shipped, here / "a.mp4", listener=Listener(step=stop))
+    with full(monkeypatch, *names):
+        leave(job(backbone), backbone.shipped, here / "a.mp4", at=3)
     assert not [name for name in names if (here / name).exists()] and not list(here.rglob("*.part"))
     assert len(list((here / "a.run").glob("block-*"))) == 3
     assert generate(job(backbone), CPU, backbone.shipped, here / "a.mp4", resume=True)["resumed_at"] == 3
@@ -142,6 +121,8 @@ def test_places_that_must_not_be_written_are_told_before_anything_loads_R71(back
             patched.setattr(type(backbone), what, loads)
         video = ("generate", "--backbone", "tiny", "--blocks", 2)
         refused(1, "Cannot write", *video, "--prompt", "a ball", "--out", f"{locked}/a.mp4")
+        plan = specar("plan", *video[1:], "--prompt", "a ball", "--out", f"{locked}/new/a.mp4")
+        assert plan.exit_code == 1 and f"Cannot write in {here / locked}" in plan.stdout
         refused(1, "Cannot write", *video, "--prompt", "a ball", "--run-dir", f"{locked}/run")
         refused(1, "Cannot write", *RACE, "--out", f"{locked}/race.html")
         result = specar(*video, "--prompt-file", "p.txt", "--out", f"{locked}/v.mp4")

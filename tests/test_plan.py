@@ -13,13 +13,12 @@ from small import small_backbone
 from typer.testing import CliRunner
 
 from benchmarks import costs
-from specar_core import cli, plan
+from specar_core import cli, plan, refusal
 from specar_core.backbones import backbone
-from specar_core.backbones.base import Machine
-from specar_core.errors import SpecarError
 from specar_core.examples import example
 from specar_core.generate import generate
 from specar_core.job import resolve
+from specar_core.machine import Machine
 
 H200 = Machine(torch.device("cuda"), "bf16")
 GB = 10**9
@@ -28,7 +27,8 @@ ROOM = {"GPU memory": 150 * GB, "host memory": 64 * GB, "disk space": 500 * GB}
 
 @pytest.fixture(autouse=True)
 def on_an_h200(monkeypatch):
-    monkeypatch.setattr(plan, "card", lambda device: "NVIDIA H200")
+    for module in (plan, refusal):
+        monkeypatch.setattr(module, "card", lambda device: "NVIDIA H200")
 
 
 def measured():
@@ -82,14 +82,14 @@ def test_time_follows_steps_size_and_length():
 def test_the_smallest_change_that_fits_is_named(name, room, advice):
     job, _ = resolve(backbone(name), prompt="")
     there = {**ROOM, **room}
-    assert len(plan.shortages(plan.plan(job, H200), there)) == 1
-    said = plan.smallest_change(job, H200, there)
+    assert len(refusal.shortages(plan.plan(job, H200), there)) == 1
+    said = refusal.smallest_change(job, H200, there)
     assert re.match(advice, said), said
     if fits := re.search(r"--width (\d+) --height (\d+)|--blocks (\d+)|draft-only", said):
         width, height, blocks = (int(text) if text else None for text in fits.groups())
         schedule = "draft-only" if "draft-only" in said else None
         smaller, _ = resolve(backbone(name), width=width, height=height, blocks=blocks, schedule=schedule)
-        assert not plan.shortages(plan.plan(smaller, H200), there)
+        assert not refusal.shortages(plan.plan(smaller, H200), there)
 
 
 class Card:
@@ -98,44 +98,24 @@ class Card:
     def __init__(self, monkeypatch, free: int, total: int, capability: tuple[int, int] = (9, 0)) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        monkeypatch.setattr(plan, "host_memory", lambda: 64 * GB)
+        monkeypatch.setattr(refusal, "host_memory", lambda: 64 * GB)
 
 
 def test_memory_that_others_hold_is_told_apart(monkeypatch, tmp_path):
     planned = plan.plan(resolve(backbone("krea"), prompt="")[0], H200)
     Card(monkeypatch, 140 * GB, 150 * GB)
-    assert plan.refusal(planned, H200, tmp_path) is None
+    assert refusal.refusal(planned, H200, tmp_path) is None
     Card(monkeypatch, 20 * GB, 150 * GB)
-    said = plan.refusal(planned, H200, tmp_path)
+    said = refusal.refusal(planned, H200, tmp_path)
     assert re.search(r"needed, 20\.0 GB there: other programs hold 130\.0 GB of the GPU", said), said
     Card(monkeypatch, 20 * GB, 24 * GB)
-    assert "draft-only" in plan.refusal(planned, H200, tmp_path)
+    assert "draft-only" in refusal.refusal(planned, H200, tmp_path)
 
 
 def test_bf16_on_a_card_without_it_is_refused_R54(monkeypatch, tmp_path):
     planned = plan.plan(resolve(backbone("krea"), prompt="")[0], H200)
     Card(monkeypatch, 140 * GB, 150 * GB, capability=(7, 5))
-    assert "--precision fp32" in plan.refusal(planned, H200, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "group, files, limit",
-    [
-        ("0::/", {"sys/fs/cgroup/memory.max": "123"}, 123),
-        ("0::/", {"sys/fs/cgroup/memory.max": "max"}, None),
-        ("0::/a/b", {"sys/fs/cgroup/a/memory.max": "77", "sys/fs/cgroup/a/b/memory.max": "max"}, 77),
-        ("0::/only/outside", {"sys/fs/cgroup/memory.max": "55"}, 55),
-        ("9:memory:/docker/x", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "99"}, 99),
-        ("9:cpu,memory:/x", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "88"}, 88),
-        ("9:cpu:/x", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "88"}, None),
-    ],
-)
-def test_limits_of_control_groups_count(tmp_path, group, files, limit):
-    for name, text in {"proc/self/cgroup": group, **files}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    everything = plan.host_memory(tmp_path / "nothing there")
-    assert plan.host_memory(tmp_path) == (limit or everything) and everything > GB
+    assert "--precision fp32" in refusal.refusal(planned, H200, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,46 +157,39 @@ def test_damaged_files_are_named_before_anything_loads_R57(tmp_path, monkeypatch
 def test_a_disk_that_is_too_small_is_refused_before_anything_loads_R71(tmp_path, monkeypatch):
     small = small_backbone(tmp_path)
     monkeypatch.setattr(cli, "backbone", lambda name: small)
-    monkeypatch.setattr(plan, "free_bytes", lambda folder: 100_000)
+    monkeypatch.setattr(refusal, "free_bytes", lambda folder: 100_000)
     out = tmp_path / "a.mp4"
     run = CliRunner().invoke(cli.app, ["generate", "--prompt", "ball", "--blocks", "50", "--out", str(out)])
     assert run.exit_code == 1
     assert re.search(r"not enough disk space: .*It fits with --blocks \d+\.", run.stderr), run.stderr
     assert not out.with_suffix(".run").exists()
-    assert plan.refusal(plan.plan(resolve(small, blocks=1)[0], CPU), CPU, tmp_path) is None
+    assert refusal.refusal(plan.plan(resolve(small, blocks=1)[0], CPU), CPU, tmp_path) is None
 
 
 def test_what_an_unfinished_run_left_need_not_fit_again(tmp_path, monkeypatch):
     job, _ = resolve(backbone("krea"), prompt="")
     planned = plan.plan(job, CPU)
-    monkeypatch.setattr(plan, "host_memory", lambda: 10**15)
-    monkeypatch.setattr(plan, "free_bytes", lambda folder: planned.disk_bytes - 1000)
-    assert "disk space" in plan.refusal(planned, CPU, tmp_path)
+    monkeypatch.setattr(refusal, "host_memory", lambda: 10**15)
+    monkeypatch.setattr(refusal, "free_bytes", lambda folder: planned.disk_bytes - 1000)
+    assert "disk space" in refusal.refusal(planned, CPU, tmp_path)
     (tmp_path / "block").write_bytes(bytes(1000))
-    assert plan.refusal(planned, CPU, tmp_path) is None
-    assert plan.refusal(planned, CPU, tmp_path / "not yet") is not None
-
-
-def test_free_space_of_a_drive_that_is_not_there(monkeypatch, tmp_path):
-    assert plan.free_bytes(tmp_path / "not" / "yet") == pytest.approx(plan.free_bytes(tmp_path), rel=0.5)
-    monkeypatch.setattr(Path, "exists", lambda path: False)
-    with pytest.raises(SpecarError, match="There is no .*choose another folder"):
-        plan.free_bytes(Path("/drive/folder"))
+    assert refusal.refusal(planned, CPU, tmp_path) is None
+    assert refusal.refusal(planned, CPU, tmp_path / "not yet") is not None
 
 
 def test_advice_is_given_in_options_that_the_command_has():
     krea, _ = resolve(backbone("krea"), prompt="")
     disk, memory = {**ROOM, "disk space": 90_000_000}, {**ROOM, "GPU memory": 24 * GB}
-    assert plan.smallest_change(krea, H200, disk, ()) == "Make room for it"
-    assert "--schedule" in plan.smallest_change(krea, H200, memory)
-    assert plan.smallest_change(krea, H200, memory, ("--blocks", "--width")).startswith("Nothing smaller fits")
+    assert refusal.smallest_change(krea, H200, disk, ()) == "Make room for it"
+    assert "--schedule" in refusal.smallest_change(krea, H200, memory)
+    assert refusal.smallest_change(krea, H200, memory, ("--blocks", "--width")).startswith("Nothing smaller fits")
 
 
 def test_shortages_are_told_in_a_unit_that_fits():
     planned = replace(plan.plan(resolve(backbone("tiny"))[0], CPU), disk_bytes=182_937)
-    (said,) = plan.shortages(planned, {"disk space": 2000})
+    (said,) = refusal.shortages(planned, {"disk space": 2000})
     assert said == "not enough disk space: about 182.9 kB needed, 2.0 kB there"
-    (said,) = plan.shortages(replace(planned, disk_bytes=2_500_000_000), {"disk space": 37_400_000})
+    (said,) = refusal.shortages(replace(planned, disk_bytes=2_500_000_000), {"disk space": 37_400_000})
     assert said == "not enough disk space: about 2.5 GB needed, 37.4 MB there"
 
 

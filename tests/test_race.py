@@ -2,7 +2,10 @@
 
 import base64
 import json
+import multiprocessing
+import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +15,10 @@ from clips import layout, report
 from small import small_backbone
 from test_cli import refused, specar
 
-from specar_core.backbones.base import Machine
 from specar_core.errors import SpecarError, UsageError
-from specar_core.generate import generate
+from specar_core.generate import Listener, generate
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.measures import read_frames
 from specar_core.race import Clip, page
 from specar_core.race.run import race
@@ -77,6 +80,52 @@ def test_models_are_loaded_once_and_warmed_up(pair, tmp_path):
     assert [what for what in told if what[0] == "warming up"] == [("warming up", done, 4) for done in range(1, 5)]
     scenes = data_of((tmp_path / "r.html").read_text())["scenes"]
     assert scenes == [[0, 1, 2], [3, 4, 5]]
+
+
+def killed_race(models, out):
+    """Kills itself in block 2 of the second video."""
+
+    def step(job):
+        def stop(at, step):
+            if job.schedule.policy == "sdvg-quantile:2" and at == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return Listener(step=stop)
+
+    pair = small_backbone(models)
+    race(resumed_jobs(pair), CPU, pair.shipped, out, listening=step)
+
+
+def resumed_jobs(pair):
+    return jobs(pair, "first", "sdvg-quantile:2", "target-only", prompts=("a large red ball",))
+
+
+def without_times(told):
+    """What a page or scores tell but seconds, and that it was resumed."""
+    if isinstance(told, dict):
+        left_out = ("seconds", "score_seconds", "timings", "resumed_at", "threads")
+        return {name: without_times(value) for name, value in told.items() if name not in left_out}
+    return [without_times(value) for value in told] if isinstance(told, list) else told
+
+
+def test_a_race_that_was_killed_goes_on(pair, tmp_path):
+    out, whole = tmp_path / "a" / "race.html", tmp_path / "b" / "race.html"
+    arguments = (pair.shipped["target"].parent, out)
+    process = multiprocessing.get_context("spawn").Process(target=killed_race, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert sorted(path.name for path in out.parent.glob("*.mp4")) == ["race-1-first.mp4"]
+    first = (out.parent / "race-1-first.mp4").stat().st_mtime_ns
+    with pytest.raises(UsageError, match="another video"):
+        race([replace(job, seed=1) for job in resumed_jobs(pair)], CPU, pair.shipped, out)
+    again = race(resumed_jobs(pair), CPU, pair.shipped, out)
+    assert (out.parent / "race-1-first.mp4").stat().st_mtime_ns == first
+    resumed = [clip["report"]["resumed_at"] for clip in data_of(out.read_text())["clips"]]
+    assert resumed[1] in (1, 2) and resumed[::2] == [None, None]  # blocks are written while the next one is made
+    assert without_times(again) == without_times(race(resumed_jobs(pair), CPU, pair.shipped, whole))
+    assert without_times(data_of(out.read_text())) == without_times(data_of(whole.read_text()))
+    assert sorted(path.name for path in out.parent.iterdir()) == sorted(path.name for path in whole.parent.iterdir())
 
 
 def test_a_race_refuses_before_it_works(pair, tmp_path):
@@ -156,6 +205,7 @@ def test_the_page_knows_labels_and_where_blocks_begin():
     assert told[0]["starts"] == [0, 6, 18, 30]
 
 
-def test_the_page_and_the_extension_share_one_formula():
+@pytest.mark.parametrize("name", ["schedule.js", "placing.js"])
+def test_the_page_and_the_extension_share_scripts(name):
     """A page cannot load a script from the extension's folder, nor the extension one from the package."""
-    assert (ROOT / "specar_core/race/schedule.js").read_bytes() == (ROOT / "web/schedule.js").read_bytes()
+    assert (ROOT / "specar_core/race" / name).read_bytes() == (ROOT / "web" / name).read_bytes()

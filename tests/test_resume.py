@@ -12,7 +12,6 @@ import pytest
 import torch
 from killed import BLOCKS, CPU, frames, make
 from safetensors.torch import load_file, save_file
-from small import small_backbone
 from typer.testing import CliRunner
 
 try:
@@ -25,11 +24,6 @@ from specar_core.checkpoint import RunFolder, read_run
 from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import Listener, generate
 from specar_core.job import resolve
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

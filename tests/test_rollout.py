@@ -8,9 +8,11 @@ import torch
 from models import golden_pair
 from rollouts import Rollouts, latents
 
+from specar_core import device
 from specar_core import rollout as rollouts
-from specar_core.backbones.base import Committed, paced
+from specar_core.backbones.pair import Committed
 from specar_core.backbones.session import Rolling
+from specar_core.device import paced
 from specar_core.noise import noise
 from specar_core.schedule import Schedule, spread
 
@@ -122,7 +124,8 @@ def test_forwards_of_a_commit_are_not_decoding_time(monkeypatch):
         return call
 
     pair = make_pair(rolling={"drafter": Rolling(6)})
-    monkeypatch.setattr(rollouts, "time", SimpleNamespace(perf_counter=lambda: clock))
+    for module in (rollouts, device):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock))
     monkeypatch.setattr(pair.vae, "decode", taking(1, pair.vae.decode))
     monkeypatch.setattr(pair.vae, "encode", taking(10_000, pair.vae.encode))
     for model in pair.models.values():

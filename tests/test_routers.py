@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rollout import PROMPT, SIZE, latents, make_pair, play, seeded
 
-from specar_core.backbones.base import Machine
 from specar_core.backbones.krea import KREA
 from specar_core.backbones.session import Rolling
 from specar_core.backbones.tiny import TINY
 from specar_core.errors import UsageError
 from specar_core.forecast import Forecast
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.plan import plan
 from specar_core.policies import parse
 from specar_core.rollout import rollout
@@ -92,6 +92,15 @@ def test_equal_to_the_threshold_is_kept_and_what_is_not_finite_is_not():
     told = [routed.told(block) for block in range(BLOCKS)]
     assert [t["reason"] for t in told] == ["certain", "accepted", "rejected", "rejected", "rejected"]
     assert [t.get("score") for t in told[:4]] == [None, 0.5, None, None]
+
+
+def test_a_draft_is_judged_by_its_worst_frame_or_by_the_mean_of_all():
+    scores = fixed(1.0, -25.0, 2.0, 1.0)  # and 9 and 10 beside each
+    assert roles(play(router("sdvg:1.5", scores))) == "TTTdT"
+    assert roles(play(router("sdvg-mean:1.5", scores))) == "TdTdd"
+    lone = [torch.tensor([score]) for score in (0.2, 0.7, 0.5)]
+    for spec in ("sdvg:0.5", "sdvg-mean:0.5"):
+        assert roles(play(router(spec, lambda block, frames: lone[block - 1], blocks=4))) == "TTdd"
 
 
 def test_a_score_that_is_infinite_is_no_score():

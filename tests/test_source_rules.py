@@ -11,8 +11,7 @@ FILES = [pytest.param(path, id=str(path.relative_to(CORE))) for path in sorted(C
 
 @pytest.mark.parametrize("path", FILES)
 def test_imports_of_the_library_are_relative_and_only_the_command_line_prints(path):
-    """ComfyUI imports it under another name; and what is on standard output is a result of the command line. A
-    worker is a program of its own, whose output is what it answers."""
+    """ComfyUI imports it under another name; and what is on standard output is a result of the command line."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -21,4 +20,4 @@ def test_imports_of_the_library_are_relative_and_only_the_command_line_prints(pa
             names = [node.module]
         assert not any(name.split(".")[0] in ("specar_core", "nodes", "comfy") for name in names), node.lineno
         if isinstance(node, ast.Name) and node.id == "print":
-            assert path.name == "cli.py" or path.stem.endswith("_worker"), f"line {node.lineno} prints"
+            assert path.name == "cli.py", f"line {node.lineno} prints"

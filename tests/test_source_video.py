@@ -1,6 +1,8 @@
 """A video that follows another: any file, at the pair's rate, in constant memory, with its sound (R05, R106, R107)."""
 
 import json
+import math
+import os
 import struct
 import tracemalloc
 from fractions import Fraction
@@ -12,12 +14,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killed import CPU, frames
-from small import small_backbone
+from killed import CPU, frames, leave
 from test_cli import refused, specar
 from test_helios_files import SMALL, models  # noqa: F401
 
-from specar_core import cli
 from specar_core.backbones.causal_wan import scaled
 from specar_core.backbones.session_start import VideoLatents
 from specar_core.errors import UsageError
@@ -30,30 +30,20 @@ from specar_core.source import SourceVideo, length, video_size
 SIZE = (48, 32)
 
 
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, backbone):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
-    return tmp_path
-
-
 def shade(number: int) -> int:
     return 20 + 5 * (number % 43)
 
 
-def clip(path, count=40, rate=16, size=SIZE, times=None, sound=None, codec="libx264", pix_fmt="yuv420p"):
-    """Frame n is grey of shade(n), brighter by 30 in its upper left quarter. times: of the frames, in ms.
+def clip(path, count=40, rate=16, size=SIZE, times=None, sound=None, codec="libx264", pix_fmt="yuv420p", pixel=1):
+    """Frame n is grey of shade(n), brighter by 30 in its upper left quarter. times: of the frames, in ms; pixel: the
+    pixels' width over their height.
 
     sound: (samples [channels, n], their rate, layout), or a codec of PCM behind them.
     """
     with av.open(str(path), "w") as container:
         video = container.add_stream(codec, rate=rate, options={"crf": "10"} if codec == "libx264" else {})
         video.width, video.height, video.pix_fmt = *size, pix_fmt
+        video.codec_context.sample_aspect_ratio = Fraction(pixel)
         if times:
             video.codec_context.time_base = Fraction(1, 1000)
         audio = None
@@ -80,6 +70,10 @@ def clip(path, count=40, rate=16, size=SIZE, times=None, sound=None, codec="libx
     return path
 
 
+def opened(path, fps=16, size=SIZE) -> SourceVideo:
+    return SourceVideo(path, fps, *size, length(path, fps))
+
+
 def shades(found: torch.Tensor) -> list[int]:
     """Which frames these are, by the shade of their lower half."""
     values = (found[0, :, :, 20:].mean(dim=(0, 2, 3)) + 1) * 127.5
@@ -91,17 +85,17 @@ def shades(found: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("rate", [8, 10, 16, 24, 30, Fraction(30000, 1001), 60])
 def test_resampled_to_what_is_on_the_screen(tmp_path, rate):
-    source = SourceVideo(clip(tmp_path / "a.mp4", 30, rate), 16, *SIZE)
-    assert source.count == -(-30 * 16 // rate)
-    expected = [min(29, int(Fraction(index, 16) * rate)) for index in range(source.count)]
+    source = opened(clip(tmp_path / "a.mp4", 30, rate))
+    assert source.count == math.ceil((30 / Fraction(rate) - Fraction(1, 1000)) * 16)
+    expected = [min(29, int((Fraction(index, 16) + Fraction(1, 1000)) * rate)) for index in range(source.count)]
     assert shades(source.frames(0, source.count)) == expected
 
 
 def test_variable_rate(tmp_path):
     times = [0, 40, 1000, 1040, 1080, 2500]
     path = clip(tmp_path / "a.mkv", 6, 25, times=times)
-    source = SourceVideo(path, 16, *SIZE)
-    shown = [max(n for n, time in enumerate(times) if time <= index * 1000 / 16) for index in range(source.count)]
+    source = opened(path)
+    shown = [max(n for n, time in enumerate(times) if time <= index * 1000 / 16 + 1) for index in range(source.count)]
     assert 40 <= source.count <= 42 and shades(source.frames(0, source.count)) == shown
 
 
@@ -109,7 +103,7 @@ def test_variable_rate(tmp_path):
                                                     ("mov", "mjpeg", "yuvj420p"), ("gif", "gif", "rgb8")])  # fmt: skip
 def test_any_file(tmp_path, suffix, codec, pix_fmt):
     path = clip(tmp_path / f"a.{suffix}", 12, 10, codec=codec, pix_fmt=pix_fmt)
-    source = SourceVideo(path, 10, *SIZE)
+    source = opened(path, 10)
     found = source.frames(0, 12)
     assert source.count == 12 and found.shape == (1, 3, 12, 32, 48)
     off = [(found[0, :, n, 20:].mean() + 1) * 127.5 - shade(n) for n in range(12)]
@@ -117,7 +111,7 @@ def test_any_file(tmp_path, suffix, codec, pix_fmt):
 
 
 def test_the_same_frames_in_any_order_and_behind_the_end(tmp_path):
-    source = SourceVideo(clip(tmp_path / "a.mp4", 20), 16, *SIZE)
+    source = opened(clip(tmp_path / "a.mp4", 20))
     whole = source.frames(0, 25)
     assert shades(whole) == [*range(20), 19, 19, 19, 19, 19]
     for first, count in ((3, 4), (7, 1), (0, 2), (18, 6), (18, 6)):
@@ -141,7 +135,7 @@ def test_rotated(tmp_path, degrees, corner):
     path = turned(clip(tmp_path / "a.mp4", 4), degrees)
     size = SIZE if degrees == 180 else SIZE[::-1]
     assert video_size(path) == size
-    frame = SourceVideo(path, 16, *size).frames(0, 1)[0, 0, 0]
+    frame = opened(path, size=size).frames(0, 1)[0, 0, 0]
     corners = {(row, column): frame[row, column].item() for row in (0, -1) for column in (0, -1)}
     assert max(corners, key=corners.get) == corner
 
@@ -152,7 +146,53 @@ def test_other_sizes_are_cropped_and_resized(tmp_path, width, height):
     source, _ = Inputs(kind="video", path=path).source(16)
     assert (source.width, source.height, source.frames) == (width, height, 3)
     assert f"the video is {width}x{height}: cropped to" in source.fitting(*SIZE)[0]
-    assert SourceVideo(path, 16, *SIZE).frames(0, 3).shape == (1, 3, 3, 32, 48)
+    assert opened(path).frames(0, 3).shape == (1, 3, 3, 32, 48)
+
+
+def test_pixels_that_are_no_squares(tmp_path):
+    path = clip(tmp_path / "a.mp4", 2, pixel=2)
+    assert video_size(path) == (96, 32)
+    found = opened(path, size=(96, 32)).frames(0, 1)[0, 0, 0]
+    assert (found[:16, :46] > found[16:, :46]).all() and (found[:16, 50:] - found[16:, 50:]).abs().max() < 0.05
+    assert video_size(turned(path, 90)) == (32, 96)
+    assert video_size(clip(tmp_path / "b.mkv", 1, pixel=20)) == (8 * 48, 32)  # nobody means that
+
+
+def test_frames_without_times(tmp_path):
+    """A bare stream: 25 frames a second."""
+    source = opened(clip(tmp_path / "a.h264", 25))
+    assert source.count == 16 and shades(source.frames(0, 16)) == [index * 25 // 16 for index in range(16)]
+
+
+def test_the_picture_on_the_cover_is_not_the_video(tmp_path):
+    path = clip(tmp_path / "a.mp4", 20)
+    with av.open(str(tmp_path / "b.mkv"), "w") as container, av.open(str(path)) as given:
+        cover = container.add_stream("mjpeg", rate=1)
+        cover.width, cover.height, cover.pix_fmt = 80, 80, "yuvj420p"
+        cover.disposition = av.stream.Disposition.attached_pic
+        video = container.add_stream_from_template(given.streams.video[0])
+        container.mux(cover.encode(av.VideoFrame.from_ndarray(np.zeros((80, 80, 3), np.uint8), format="rgb24")))
+        for packet in given.demux(given.streams.video[0]):
+            if packet.size:
+                packet.stream = video
+                container.mux(packet)
+    assert video_size(tmp_path / "b.mkv") == SIZE and length(tmp_path / "b.mkv", 16) == 20
+    assert shades(opened(tmp_path / "b.mkv").frames(0, 20)) == list(range(20))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads /proc")
+def test_the_file_is_let_go_of(backbone, tmp_path, monkeypatch):
+    """Also while somebody keeps what read it."""
+    path, kept, seen = clip(tmp_path / "s.mp4", 30), [], []
+    monkeypatch.setattr("specar_core.generate.opened", lambda job, paths: kept.append(opened(path)) or kept[-1])
+
+    def held():
+        return str(path) in map(os.path.realpath, Path("/proc/self/fd").iterdir())
+
+    job, _, paths = video_job(backbone, path, blocks=2)
+    generate(job, CPU, paths, tmp_path / "a.mp4", listener=Listener(block=lambda result: seen.append(held())))
+    leave(job, paths, tmp_path / "b.mp4", at=1)
+    assert seen == [True, True] and len(kept) == 2 and not held()
 
 
 def test_colours_are_those_of_a_player(tmp_path):
@@ -164,7 +204,7 @@ def test_colours_are_those_of_a_player(tmp_path):
     with VideoWriter(tmp_path / "a.mp4", 16, *SIZE) as writer:
         writer.add_block(picture)
         writer.finish({})
-    found = SourceVideo(tmp_path / "a.mp4", 16, *SIZE).frames(0, 4)
+    found = opened(tmp_path / "a.mp4").frames(0, 4)
     middle = ((found[0, :, 2, 16, 6::12] + 1) * 127.5).T
     assert (middle - bars.float()).abs().max() < 4
 
@@ -190,7 +230,7 @@ def test_sound_alone_is_no_video(tmp_path):
 def test_a_damaged_end_holds_the_frame_before(tmp_path, caplog):
     path = clip(tmp_path / "a.mkv", 40)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found = SourceVideo(path, 16, *SIZE).frames(0, 40)
+    found = opened(path).frames(0, 40)
     assert torch.isfinite(found).all() and shades(found)[0] == 0
 
 
@@ -200,7 +240,7 @@ def test_memory_does_not_grow_with_the_length(tmp_path):
     for seconds in (2, 40):
         path = clip(tmp_path / f"{seconds}.mp4", 16 * seconds, size=(320, 180))
         tracemalloc.start()
-        source = SourceVideo(path, 16, *SIZE)
+        source = opened(path)
         for first in range(0, source.count, 12):
             source.frames(first, 12)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -262,7 +302,7 @@ def pair_of(backbone, job, paths):
 def test_latents_are_those_of_one_stream_from_wherever_it_goes_on(backbone, tmp_path, timeline):
     path = clip(tmp_path / "a.mp4", 156)
     job, _, paths = video_job(backbone, path, prompt="", timeline=timeline)
-    pair, source = pair_of(backbone, job, paths), SourceVideo(path, 16, *SIZE)
+    pair, source = pair_of(backbone, job, paths), opened(path)
     latents = VideoLatents(pair, source)
     found = [latents(block) for block in range(job.blocks)]
     cut = job.geometry.cuts[0] if job.geometry.cuts else job.blocks
@@ -292,7 +332,7 @@ def test_a_little_strength_leaves_the_source_and_all_of_it_nothing(backbone, tmp
     pair, results = pair_of(backbone, job, paths), []
     listener = Listener(block=lambda result: results.append(result.latents))
     generate(job, CPU, paths, tmp_path / "little.mp4", listener=listener)
-    latents = VideoLatents(pair, SourceVideo(path, 16, *SIZE))
+    latents = VideoLatents(pair, opened(path))
     sigma = 0.02
     for block, found in enumerate(results):
         assert ((found - latents(block)).std() / latents(block).std()) < 10 * sigma
@@ -300,19 +340,11 @@ def test_a_little_strength_leaves_the_source_and_all_of_it_nothing(backbone, tmp
 
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_it_goes_on(backbone, tmp_path, stop):
-    class Stop(Exception):
-        pass
-
-    def stopping(block, step):
-        if block == stop:
-            raise Stop
-
     tone = np.sin(np.arange(80000) / 20)[None]
     path = clip(tmp_path / "s.mp4", 70, sound=(tone, 16000, "mono"))
     job, _, paths = video_job(backbone, path, k=2)
     generate(job, CPU, paths, tmp_path / "whole.mp4")
-    with pytest.raises(Stop):
-        generate(job, CPU, paths, tmp_path / "a.mp4", listener=Listener(step=stopping))
+    leave(job, paths, tmp_path / "a.mp4", at=stop)
     assert heard(tmp_path / "a.partial.mp4").any()
     generate(job, CPU, paths, tmp_path / "a.mp4", resume=True)
     assert frames(tmp_path / "a.mp4") == frames(tmp_path / "whole.mp4")
@@ -400,6 +432,29 @@ def test_sound_stays_with_the_picture(backbone, tmp_path):
     generate(job, CPU, paths, tmp_path / "a.mp4")
     found = heard(tmp_path / "a.mp4")
     assert abs(int(np.abs(found[0]).argmax()) - 48240) < 600
+
+
+def test_a_gap_in_the_sound_is_silence(backbone, tmp_path):
+    """Half a second of tone, a second that nobody recorded, and the tone again."""
+    path = tmp_path / "s.mkv"
+    with av.open(str(path), "w") as container, av.open(str(clip(tmp_path / "v.mp4", 36))) as given:
+        video, audio = (
+            container.add_stream_from_template(given.streams.video[0]),
+            container.add_stream("pcm_f32le", 8000),
+        )
+        audio.layout = "mono"
+        for packet in given.demux(given.streams.video[0]):
+            if packet.size:
+                packet.stream = video
+                container.mux(packet)
+        for begin in (0, 12000):
+            frame = av.AudioFrame.from_ndarray(tone(0.5, 8000).astype(np.float32), format="flt", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 8000, begin, Fraction(1, 8000)
+            container.mux(audio.encode(frame))
+    job, _, paths = video_job(backbone, path, blocks=3)
+    generate(job, CPU, paths, tmp_path / "a.mp4")
+    found = heard(tmp_path / "a.mp4")
+    assert [loud(found, at, at + 0.3) > 0.2 for at in (0.1, 0.7, 1.1, 1.6)] == [True, False, False, True]
 
 
 def test_values_that_are_no_numbers_R107(backbone, tmp_path, caplog):

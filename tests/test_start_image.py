@@ -12,17 +12,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killed import CPU, frames
+from killed import CPU, frames, leave
 from PIL import Image
-from small import small_backbone
 from test_cli import refused, specar
 from test_helios_files import SMALL, models  # noqa: F401
 
-from specar_core import cli, report
+from specar_core import report
 from specar_core.backbones.causal_wan import GEOMETRY
 from specar_core.backbones.session_start import start_image
 from specar_core.errors import SpecarError, UsageError
-from specar_core.generate import Listener, generate
+from specar_core.generate import generate
 from specar_core.inputs import Inputs
 from specar_core.job import resolve
 from specar_core.noise import noise
@@ -30,18 +29,6 @@ from specar_core.plan import model_files
 from specar_core.rollout import rollout
 from specar_core.schedule import spread
 from specar_core.source import crop, fit, read_image, still
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, backbone):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
-    return tmp_path
 
 
 def picture(width=48, height=32) -> Image.Image:
@@ -236,17 +223,9 @@ def test_anchored_to_the_image(backbone, tmp_path):
 @pytest.mark.parametrize("context", ["session", "rolling:9:1"])
 @pytest.mark.parametrize("stop", [0, 1, 3, 5])
 def test_it_goes_on(backbone, tmp_path, stop, context):
-    class Stop(Exception):
-        pass
-
-    def stopping(block, step):
-        if block == stop:
-            raise Stop
-
     job, _, paths = image_job(backbone, tmp_path, blocks=6, k=2, options={"drafter_context": context})
     generate(job, CPU, paths, tmp_path / "whole.mp4")
-    with pytest.raises(Stop):
-        generate(job, CPU, paths, tmp_path / "a.mp4", listener=Listener(step=stopping))
+    leave(job, paths, tmp_path / "a.mp4", at=stop)
     if stop:
         generate(job, CPU, paths, tmp_path / "a.mp4", resume=True)
         assert frames(tmp_path / "a.mp4") == frames(tmp_path / "whole.mp4")
@@ -297,7 +276,8 @@ def test_from_the_command_line_R15(here):
 def test_the_start_from_an_image_is_a_part_of_the_rollout_s_time(backbone, tmp_path, monkeypatch):
     """On a clock that ticks when it is looked at; the blocks themselves take no time."""
     monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
-    monkeypatch.setattr("specar_core.rollout.time", SimpleNamespace(perf_counter=lambda: 0))
+    for module in ("rollout", "device"):
+        monkeypatch.setattr(f"specar_core.{module}.time", SimpleNamespace(perf_counter=lambda: 0))
     job, _, paths = image_job(backbone, tmp_path, blocks=1)
     told = generate(job, CPU, paths, tmp_path / "a.mp4")["timings"]
     plain = generate(replace(job, source=None), CPU, paths, tmp_path / "b.mp4")["timings"]
@@ -306,16 +286,8 @@ def test_the_start_from_an_image_is_a_part_of_the_rollout_s_time(backbone, tmp_p
 
 
 def test_a_changed_image_is_no_continuation(backbone, tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stopping(block, step):
-        if block == 1:
-            raise Stop
-
     job, _, paths = image_job(backbone, tmp_path, blocks=3)
-    with pytest.raises(Stop):
-        generate(job, CPU, paths, tmp_path / "a.mp4", listener=Listener(step=stopping))
+    leave(job, paths, tmp_path / "a.mp4", at=1)
     other, _, _ = image_job(backbone, tmp_path, Image.new("RGB", (48, 32), "white"), blocks=3)
     with pytest.raises(SpecarError, match="the image is not the file it was made with. Put that file back"):
         generate(other, CPU, paths, tmp_path / "a.mp4", resume=True)

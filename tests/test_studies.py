@@ -8,12 +8,24 @@ import pytest
 import torch
 from test_rollout import PROMPT, SIZE, make_pair
 
-from benchmarks import policies, policy_times, schedule_study
+from benchmarks import costs, keyed_study, policies, policy_times, schedule_study
+from benchmarks.common import compact
 from benchmarks.paired import interval, share
+from benchmarks.study import Chunk
 from specar_core.backbones.tiny import FOLDER
 from specar_core.policies import parse
+from training.evaluate import Stage
+from training.shapes import sample_scene
 
 PROMPTS = 40
+
+
+def test_results_take_a_line_for_a_list_of_numbers():
+    told = {"means": [1, 2.5, None], "by k": {"2": [[0.1], [], {}], 'a "b" [': "[{,"}, "none": {}}
+    assert json.loads(compact(told)) == told
+    assert compact(told).splitlines()[1] == ' "means": [1, 2.5, null],' and compact(told).count("\n") == 11
+    for path in [*costs.RESULTS.rglob("*.json"), costs.TABLE]:
+        assert path.read_text() == compact(json.loads(path.read_text())) + "\n", path
 
 
 def test_intervals_hold_the_mean_and_narrow_with_prompts():
@@ -63,14 +75,16 @@ def test_useful_budgets_are_those_of_the_specification():
 
 
 def test_a_chunk_that_not_all_schedules_were_made_for_does_not_count():
-    tasks = [schedule_study.Task(chunk, 1, 3, name) for chunk in range(2) for name in ("first", "draft-only")]
-    results = [(task, {"agreement": np.array([float(index)])}) for index, task in enumerate(tasks[:3])]
-    found = schedule_study.joined(results, tasks)
-    assert {name: scores["agreement"].tolist() for name, scores in found[3].items()} == {
-        "first": [0],
-        "draft-only": [1],
-    }
-    assert schedule_study.joined(results[:1], tasks) == {}
+    parts = [Chunk(first, 1, first, FOLDER, "cpu") for first in range(2)]
+    tasks = [schedule_study.Task(part, 3, name) for part in parts for name in ("first", "draft-only")]
+    results = [{"agreement": np.array([float(index)])} for index in range(4)]
+
+    def found(count):
+        by_length = schedule_study.by_length(tasks, results[:count])
+        return {name: scores["agreement"].tolist() for name, scores in by_length[3].items()} if by_length else {}
+
+    assert found(4) == {"first": [0, 2], "draft-only": [1, 3]}
+    assert found(3) == {"first": [0], "draft-only": [1]} and found(1) == {}
 
 
 def test_the_schedule_study_runs_on_a_processor(tmp_path, capsys, monkeypatch):
@@ -86,19 +100,61 @@ def test_the_schedule_study_runs_on_a_processor(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "schedule_study_3.png").stat().st_size > 10_000 and "| spread:2 | 2 |" in capsys.readouterr().out
 
 
+def test_a_study_of_changes_finds_what_it_was_given():
+    """Two cases, of which one has a target block at the change in either placement."""
+    chance = np.random.default_rng(0).normal(0.5, 0.05, (PROMPTS, 12))
+
+    def told(changes, gain):
+        scores = {name: chance.copy() for name in keyed_study.SHOWN}
+        scores["agreement"][:, [changes[0], changes[0] + 1]] += np.array(gain)
+        return keyed_study.told(scores, changes)
+
+    played = {
+        "5": {"keyed:2": told([5], [0.2, 0.1]), "spread:2": told([5], [0, 0])},
+        "6": dict.fromkeys(("keyed:2", "spread:2"), told([6], [0, 0])),
+        "3,8": {"spread:2": told([3, 8], [0, 0])},
+    }
+    found = keyed_study.analyse(played, [2])
+    one, every = (found["keyed_minus_spread"][case]["2"] for case in ("5", "all"))
+    assert [round(one[f"+{i}"]["mean"], 6) for i in range(4)] == [0.2, 0.1, 0, 0]
+    assert one["whole video"]["mean"] == pytest.approx(0.3 / 12) and one["after"]["mean"] == pytest.approx(0.3 / 7)
+    assert every["+0"]["mean"] == pytest.approx(0.1) and every["background"]["mean"] == 0
+    assert found["keyed_minus_spread"]["3,8"] == {} and "spread:2" in found["levels"]["3,8"]
+
+
+def test_the_study_of_changes_runs_on_a_processor(tmp_path, capsys):
+    arguments = "--device cpu --prompts 1 --blocks 4 --changes 3 --k 2 --workers 1 --folder"
+    keyed_study.main([*arguments.split(), str(tmp_path)])
+    told = json.loads((tmp_path / "keyed_study.json").read_text())
+    levels = told["levels"]["3"]
+    before = [[levels[name][f"block {block}"]["mean"] for block in range(3)] for name in levels]
+    assert before[0][0] == before[1][0] == before[2][0] and before[1][1] == before[2][1]  # paired noise
+    assert levels["keyed:2"]["block 3"]["mean"] > levels["spread:2"]["block 3"]["mean"]
+    assert "| 3 | keyed:2 |" in capsys.readouterr().out
+
+
+def test_another_scene_differs_in_all_but_its_background():
+    for seed in range(50):
+        before = sample_scene(seed).description
+        after = keyed_study.another(before, seed)
+        assert (after.pattern, after.tint) == (before.pattern, before.tint) and after.motion != before.motion
+        for old, new in zip(before.figures, after.figures, strict=True):
+            assert old.size == new.size and old.colour != new.colour and old.shape != new.shape
+
+
 def test_routers_decide_row_by_row_as_they_do_alone(monkeypatch):
     """A batch of two videos, each with its own router, against the same videos by themselves."""
-    scenes = [policies.sample_scene(seed) for seed in (1, 2)]
+    scenes = [sample_scene(seed) for seed in (1, 2)]
 
     def judge(scene, frames):
         """By the caption, so that one router keeps its drafts and the other does not; a little by the frames."""
         return frames.mean((0, 1, 3, 4)) + (10 if scene == scenes[0] else -10)
 
     def study(shown):
-        made = policies.Study(FOLDER, policies.Machine(torch.device("cpu"), "fp32"), 3, shown, 0)
-        noise = made.noise
-        made.noise = lambda block, index: torch.cat([noise(block, index)[:1]] * len(shown))
-        return made.play(parse("sdvg:0", 3)[0], "by hand")
+        stage = Stage(FOLDER, "cpu", len(shown))
+        noise = stage.noise
+        stage.noise = lambda block, index: torch.cat([noise(block, index)[:1]] * len(shown))
+        return policies.Study(stage, shown).play(parse("sdvg:0", 3)[0], "by hand")
 
     monkeypatch.setattr(policies, "JUDGES", {"by hand": judge})
     both = study(scenes)

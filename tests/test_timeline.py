@@ -9,29 +9,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killed import CPU, frames
-from small import small_backbone
+from killed import CPU, frames, leave
 from test_cli import refused, specar
 
-from specar_core import cli
 from specar_core.backbones import backbone as named_backbone
 from specar_core.backbones.causal_wan import GEOMETRY
 from specar_core.backbones.helios_pair import GEOMETRY as HELIOS_GEOMETRY
 from specar_core.errors import UsageError
-from specar_core.generate import Listener, generate
+from specar_core.generate import generate
 from specar_core.job import resolve
 from specar_core.noise import noise
 from specar_core.policies import parse as parse_schedule
 from specar_core.rollout import rollout
 from specar_core.schedule import spread
-from specar_core.timeline import Cue, Prompts, Shot, mixture, parse, snap
+from specar_core.timeline import BlockPrompts, Cue, Shot, mixture, parse, snap
 
 TIMELINE = "0s: a red ball\n1.2s: a ball\n2.6s cut: red\n"
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
 
 
 def test_text():
@@ -50,11 +43,12 @@ def test_text():
         ("", "begins with a prompt at 0s"),
         ("1s: a", "begins with a prompt at 0s"),
         ("0s: a\n2s b", "line 2 of the timeline is not"),
+        ("0s: a\n1:30: b", "line 2 of the timeline is not .* in seconds: '1:30: b'"),
         ("0s: a\n2s jump: b", "line 2 of the timeline is not"),
         ("0s: a\n-2s: b", "line 2 of the timeline is not"),
         ("0s: a\n2s:", "line 2 of the timeline is not"),
         ("0s: a\n" + "9" * 400 + ": b", "line 2 of the timeline is not"),
-        ("0s: a\n3s: b\n2s: c", "line 3 of the timeline begins at 2 s"),
+        ("0s: a\n3s: b\n2s: c", "line 3 of the timeline is not after the one above: 2 s"),
     ],
 )
 def test_what_is_no_timeline(text, words):
@@ -99,7 +93,7 @@ def test_a_fade_goes_in_equal_steps():
     cues = [Cue(0, "a"), Cue(2, "b", fade=3)]
     assert [mixture(cues, block).get("b", 0) for block in range(7)] == [0, 0, 0.25, 0.5, 0.75, 1, 1]
     embeddings = torch.randn(3, 4, 5)  # a, b, and a negative prompt
-    prompts = Prompts(cues, embeddings)
+    prompts = BlockPrompts(cues, embeddings)
     shown = [prompts(block) for block in range(7)]
     assert torch.equal(shown[0], embeddings[[0, 2]]) and torch.equal(shown[5], embeddings[[1, 2]])
     torch.testing.assert_close(shown[3], torch.stack([embeddings[:2].mean(0), embeddings[2]]))
@@ -156,7 +150,7 @@ def test_cut_and_change_in_a_rollout_R06(backbone, context):
     embeddings = encoder.encode(backbone.texts(job))
     shape = job.geometry.latent_shape(job.width, job.height)
     size = {"height": job.height, "width": job.width}
-    prompts = Prompts(job.cues, embeddings)
+    prompts = BlockPrompts(job.cues, embeddings)
     results = list(rollout(pair, spread(6, 1), prompts, lambda block, j: noise(0, block, j, shape), **size))
     assert [result.frames.shape[2] for result in results] == [6, 12, 12, 12, 9, 12]
     assert len(encoded) == 3 and torch.equal(torch.cat(encoded), embeddings)  # each prompt once
@@ -184,16 +178,8 @@ def test_it_goes_on_behind_and_at_a_cut(backbone, tmp_path, cut, stop, context):
     lines = f"0s: a red ball\n{cut} cut: a ball\n3.6s: red"
     job, _ = resolve(backbone, timeline=lines, blocks=6, k=2, options={"drafter_context": context})
 
-    class Stop(Exception):
-        pass
-
-    def stopping(block, step):
-        if block == stop:
-            raise Stop
-
     generate(job, CPU, backbone.shipped, tmp_path / "whole.mp4")
-    with pytest.raises(Stop):
-        generate(job, CPU, backbone.shipped, tmp_path / "a.mp4", listener=Listener(step=stopping))
+    leave(job, backbone.shipped, tmp_path / "a.mp4", at=stop)
     generate(job, CPU, backbone.shipped, tmp_path / "a.mp4", resume=True)
     assert frames(tmp_path / "a.mp4") == frames(tmp_path / "whole.mp4")
     assert len(frames(tmp_path / "a.mp4")) == job.frames
@@ -234,16 +220,14 @@ def test_keyed_has_the_shortest_runs_that_there_can_be(blocks, data):
 def test_keyed_puts_a_target_block_at_each_change(backbone):
     job, _ = resolve(backbone, timeline=TIMELINE, blocks=8, schedule="keyed:4")
     assert {cue.block for cue in job.cues} <= set(job.schedule.targets) and len(job.schedule.targets) == 4
-    with pytest.raises(UsageError, match="2 target blocks are too few for block 0 and the marks: it takes 3"):
+    with pytest.raises(UsageError, match="keyed:2 is too few: block 0 and the changes of prompt take keyed:3"):
         resolve(backbone, timeline=TIMELINE, blocks=8, schedule="keyed:2")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, backbone):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "backbone", lambda name: backbone)
+def here(here):
     Path("t.txt").write_text(TIMELINE + "99s: never\n", "utf-8-sig")
-    return tmp_path
+    return here
 
 
 def test_from_the_command_line_R110(here):
@@ -274,7 +258,7 @@ def test_from_the_command_line_R110(here):
 
 
 def test_a_prompt_a_line(here):
-    Path("p.txt").write_text("a ball\n\n  red \na red ball\n")
+    Path("p.txt").write_text("a ball\n\n  red \n # not this\na red ball\n")
     options = ["generate", "--backbone", "tiny", "--blocks", "1", "--out", "v.mp4"]
     result = specar(*options, "--prompt-file", "p.txt", "--seed", "3")
     assert result.stdout == "v-0001.mp4\nv-0002.mp4\nv-0003.mp4\n" and result.exit_code == 0
@@ -287,7 +271,7 @@ def test_a_prompt_a_line(here):
     assert again.exit_code == 1 and again.stdout == "v-0002.mp4\n"  # what failed does not stop the rest
     listed = again.stderr[again.stderr.index("2 of 3 videos failed") :]
     assert "v-0001.json exists" in listed and "v-0003.json exists" in listed
-    Path("empty.txt").write_text("\n")
+    Path("empty.txt").write_text("\n# nothing\n")
     refused(2, "holds no prompt", *options, "--prompt-file", "empty.txt")
 
 

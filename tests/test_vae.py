@@ -6,7 +6,8 @@ from conftest import assert_close, golden, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specar_core.models.vae import StreamState, VaeConfig, WanVAE
+from specar_core.decode import decode_on
+from specar_core.models.vae import Enlarging, Spatial, StreamState, VaeConfig, WanVAE
 
 
 def load_vae():
@@ -33,6 +34,28 @@ def test_decode_in_blocks_is_decode_whole():
         lengths.append(frames.shape[2])
     assert lengths == T["decode_stream_block_lengths"].tolist()
     assert_close(torch.cat(parts, dim=2), T["decode_whole"], 1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (4, 3)])
+def test_enlarging_is_a_convolution_of_repeated_pixels(size):
+    layer = next(layer for layer in VAE.modules() if isinstance(layer, Enlarging))
+    x = torch.randn(2, 3, *size, layer.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    large = x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    expected = Spatial.forward(layer, large)
+    assert_close(layer(x), expected, 1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("at_once", [2, 3, 8])
+def test_latent_frames_that_are_decoded_together(at_once):
+    done: list[int] = []
+    frames, state = decode_on(VAE, T["z"], StreamState(), done.append, at_once)
+    single, after = decode_on(VAE, T["z"], StreamState())
+    assert [len(part) for part in (frames, single)] == [T["z"].shape[2]] * 2
+    for ours, theirs in zip([*frames, *state.tails], [*single, *after.tails], strict=True):
+        assert_close(ours, theirs, 1e-4)
+    assert done[-1] == T["z"].shape[2] and len(done) == -(-done[-1] // at_once)
 
 
 def test_encode():

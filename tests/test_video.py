@@ -25,7 +25,8 @@ except ImportError:
     resource = None
 
 from specar_core.errors import SpecarError, UsageError
-from specar_core.video import VideoWriter, read_metadata, to_rgb8
+from specar_core.mp4 import read_metadata
+from specar_core.video import VideoWriter, to_rgb8
 
 WIDTH, HEIGHT, FPS = 64, 48, 16
 UNICODE = "\u89c6\u9891 \u0442\u0435\u0441\u0442 \xe9 \N{FOX FACE}"

@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 from torch import nn
 
+from specar_core.check import check_file
 from specar_core.errors import SpecarError, UsageError
-from specar_core.weights import canonical_name, canonical_names, check_file, identify, load_into, open_checkpoint
+from specar_core.identity import canonical_name, canonical_names, identify
+from specar_core.tensor_files import open_checkpoint
+from specar_core.weights import load_into
 
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1}
 
@@ -322,7 +325,8 @@ def test_a_block_scaled_or_packed_weight_is_refused(tmp_path):
 
 MEMORY = """
     import re, sys, torch
-    from specar_core.weights import load_into, open_checkpoint
+    from specar_core.tensor_files import open_checkpoint
+    from specar_core.weights import load_into
 
     def anonymous():
         return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])

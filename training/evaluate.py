@@ -4,18 +4,22 @@ Writes FOLDER/scores.json (a mean for every block and each measurement) and FOLD
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specar_core.backbones.base import Machine
+from specar_core.backbones.pair import Pair, Prompts
 from specar_core.backbones.tiny import FOLDER, TINY
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.noise import noise
+from specar_core.policies import parse
 from specar_core.rollout import rollout
+from specar_core.schedule import Policy
 
 from .loop import save_scores
 from .scores import AGREEMENTS, measure
@@ -32,30 +36,44 @@ def shipped(folder: Path) -> dict[str, Path]:
     return {what: folder / path.name for what, path in TINY.shipped.items()}
 
 
-def generate(
-    prompts: Sequence[str], schedule: str, blocks: int, paths: Mapping[str, Path], machine: Machine, seed: int = 0
-) -> Tensor:
-    """Clips [B, 3, T, H, W] of a batch of prompts."""
-    job, _ = resolve(TINY, blocks=blocks, schedule=schedule)
-    told = TINY.load_text_encoder(paths["text encoder"], machine, lambda *_: None).encode(prompts)
-    pair = TINY.load_pair(paths, job, machine, lambda *_: None)
-    shape = TINY.geometry.latent_shape(WIDTH, HEIGHT, len(prompts))
-    draw = cache(lambda block, index: noise(seed, block, index, shape))
-    results = rollout(pair, job.schedule, lambda block: told, draw, height=HEIGHT, width=WIDTH, batch=len(prompts))
-    return torch.cat([result.frames for result in results], dim=2)
+class Stage:
+    """The pair in `models`, and a noise that is the same for all that is played here.
+
+    batch: videos that are played together; device: of the CPU or a GPU; seed: of the noise.
+    """
+
+    def __init__(self, models: Path, device: str, batch: int, seed: int = 0) -> None:
+        paths, machine = shipped(models), Machine(torch.device(device), "fp32" if device == "cpu" else "bf16")
+        self.pair: Any = TINY.load_pair(paths, resolve(TINY, k=1)[0], machine, lambda *_: None)
+        self.encode = TINY.load_text_encoder(paths["text encoder"], machine, lambda *_: None).encode
+        shape = TINY.geometry.latent_shape(WIDTH, HEIGHT, batch)
+        self.noise = cache(lambda block, index: noise(seed, block, index, shape))
+        self.batch = batch
+
+    def play(self, policy: Policy, prompts: Prompts, pair: Pair | None = None) -> list[Tensor]:
+        """Frames [B, 3, N, H, W] in [-1, 1] of each block; pair: another one than its own."""
+        results = rollout(pair or self.pair, policy, prompts, self.noise, height=HEIGHT, width=WIDTH, batch=self.batch)
+        return [result.frames for result in results]
+
+
+def generate(stage: Stage, prompts: Sequence[str], schedule: str, blocks: int) -> Tensor:
+    """Clips [B, 3, T, H, W] in [-1, 1] of a batch of prompts."""
+    told = stage.encode(prompts)
+    return torch.cat(stage.play(parse(schedule, blocks)[0], lambda block: told), dim=2)
+
+
+def by_block(frames: Tensor) -> list[float]:
+    """The mean over each block of what was measured in frames [..., T]; those without a value do not count."""
+    first, later = TINY.geometry.frames(1), TINY.geometry.later_frames
+    parts = [frames[..., :first], *frames[..., first:].split(later, dim=-1)]
+    return [part.float().nanmean().item() for part in parts]
 
 
 def block_scores(clips: Tensor, scenes: Sequence[Scene]) -> dict[str, list[float]]:
-    """A mean for each block of every measurement; the few frames without a value do not count."""
-    later = TINY.geometry.later_frames
-    first = TINY.geometry.frames(1)
+    """A mean for each block of every measurement."""
     measured = [measure(clip, scene.description) for clip, scene in zip(clips, scenes, strict=True)]
-    scores = {}
-    for name in MEASURED:
-        frames = torch.stack([each[name].float() for each in measured])
-        blocks = [frames[:, :first], *frames[:, first:].split(later, dim=1)]
-        scores[name] = [round(block.nanmean().item(), 4) for block in blocks]
-    return scores
+    means = {name: by_block(torch.stack([each[name].float() for each in measured])) for name in MEASURED}
+    return {name: [round(mean, 4) for mean in blocks] for name, blocks in means.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,14 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=Path(".train"))
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
-    device = torch.device(options.device)
-    machine = Machine(device, "bf16" if device.type == "cuda" else "fp32")
 
     scenes = [sample_scene(HELD_OUT + number) for number in range(options.prompts)]
     prompts = [scene.caption for scene in scenes]
     scores, clips = {}, {}
+    stage = Stage(options.models, options.device, len(prompts))
     for schedule in SCHEDULES:
-        frames = generate(prompts, schedule, options.blocks, shipped(options.models), machine)
+        frames = generate(stage, prompts, schedule, options.blocks)
         scores[schedule] = block_scores(frames, scenes)
         clips[schedule] = frames[:10].cpu()
     save_scores(options.folder / "scores.json", scores)

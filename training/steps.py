@@ -181,9 +181,9 @@ def prepare_rehearsal(vae: WanVAE, text: TinyText, data: Latents, scenes: int, b
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=12000)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--paths", type=int, default=131072, help="of the teacher's ODE")
+    parser.add_argument("--paths", type=int, default=65536, help="of the teacher's ODE")
     parser.add_argument("--own", type=int, default=8192, help="scenes for own rollouts")
     parser.add_argument("--own-batch", type=int, default=1024)
     parser.add_argument("--own-every", type=int, default=400, help="steps")
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     averages: dict[Role, Any] = {role: training.averages[role] for role in models}
 
     def rehearse(step: int) -> None:
-        done = step - options.steps * 2 // 5
+        done = step - options.steps // 5
         if done >= 0 and done % options.own_every == 0:
             rehearsal.renew(averages, done // options.own_every)
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from specar_core.backbones.base import Machine
-from specar_core.backbones.causal_wan import load_vae
+from specar_core.backbones.loading import load_vae
 from specar_core.backbones.tiny import VAE_CONFIG
+from specar_core.machine import Machine
 from specar_core.models import vae as wan_vae
 from specar_core.models.vae import MEAN, STD, StreamState, Tape, WanVAE
 from specar_core.tensor_files import open_checkpoint

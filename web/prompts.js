@@ -2,7 +2,7 @@
 // make a video shorter, and where the policy `keyed` puts its target blocks.
 // tests/browser/test_page_prompts.py holds every function here to the Python.
 
-const LINE = /^(\d+(?:\.\d+)?)\s*s?((?:\s+(?:cut|fade\s+\d+(?:\.\d+)?\s*s?))*)\s*:\s*(.+)$/i;
+const LINE = /^(\d+(?:\.\d+)?)\s*s?((?:\s+(?:cut|fade\s+\d+(?:\.\d+)?\s*s?))*)\s*:(?!\d\d\b)\s*(.+)$/i;
 
 /** [{seconds, text, fade, cut}] of a timeline; null where the node will refuse it. */
 export function parseTimeline(text) {

@@ -1,6 +1,7 @@
 // What ran: the model that made each block, as high as it took long, from the report of the last run.
 
-import { addElements, after, create, fill } from "./strip.js";
+import { create, fill } from "./placing.js";
+import { addElements, after } from "./strip.js";
 
 export function addProvenance(node) {
   const strip = create("div", {
@@ -17,11 +18,12 @@ export function addProvenance(node) {
     const longest = Math.max(...report.blocks.map((block) => block.seconds));
     fill(
       strip,
-      report.blocks.map(({ index, role, seconds, forwards }) => {
-        const told = `block ${index}: ${role}, ${seconds.toFixed(2)} s, ${forwards} forwards`;
+      report.blocks.map(({ index, role, seconds, forwards, rejected }) => {
+        const judged = rejected ? `, ${rejected} rejected` : "";
+        const told = `block ${index}: ${role}, ${seconds.toFixed(2)} s, ${forwards} forwards${judged}`;
         return {
           role: "listitem",
-          class: role,
+          class: rejected ? `${role} rejected` : role,
           style: `--part: ${seconds / longest}`,
           title: told,
           "aria-label": told,

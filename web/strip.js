@@ -1,14 +1,9 @@
-// A strip of blocks, a cell each, with lines of text below it, as a widget of a node.
+// Elements as a widget of a node: strips of blocks, lines of text, a frame.
+
+import { create } from "./placing.js";
 
 const MARGIN = 8; // around the element, in the units of the canvas
 const STYLE = new URL("specar.css", import.meta.url).href;
-
-export function create(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
 
 /** Puts elements into a node. They are no input: neither a prompt nor a saved workflow mentions them. */
 export function addElements(node, name, ...children) {
@@ -32,16 +27,6 @@ export function addElements(node, name, ...children) {
 
 const stale = (node, name) =>
   document.querySelector(`[data-node-id="${node.id}"] [data-specar="${name}"][data-removed]`);
-
-/** Fills a strip with cells that have these attributes. Cells stay what they are, so that one keeps the focus. */
-export function fill(strip, cells) {
-  strip.style.setProperty("--blocks", cells.length);
-  while (strip.children.length > cells.length) strip.lastChild.remove();
-  while (strip.children.length < cells.length) strip.append(create("span", { "data-block": strip.children.length }));
-  cells.forEach((attributes, block) => {
-    for (const [name, value] of Object.entries(attributes)) strip.children[block].setAttribute(name, value);
-  });
-}
 
 /** Calls `then` after whatever the node does already when `event` happens. */
 export function after(node, event, then) {

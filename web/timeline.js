@@ -1,16 +1,14 @@
-// The schedule as a strip of blocks, on the Scheduler, below the prompts of a connected timeline. It shows what the node's widgets say, and every change is written
-// back into them: policy `list` and its positions, or a formula and its k.
+// The schedule as a strip of blocks, on the Scheduler, below the prompts of a connected timeline. It shows what the node's
+// widgets say, and every change is written back into them: policy `list` and its positions, or a formula and its k.
 
 import { app } from "../../scripts/app.js";
+import { KEYS, create, placing, scattered } from "./placing.js";
 import { blocksWithCuts, cutsOf, framesWithCuts, keyed, parseTimeline, snap } from "./prompts.js";
 import { bound, longestDraftRun, parsePositions, place } from "./schedule.js";
-import { addElements, after, create, fill } from "./strip.js";
+import { addElements, after } from "./strip.js";
 
 const DRAWN = 1000; // blocks; of longer videos only the numbers are shown
 const INTERVAL = 100; // milliseconds between looks at the widgets: no event tells of everything that changes them
-const KEYS =
-  "Arrow keys move a target block, with Shift only the focus. Space makes a block a target or a drafter block. " +
-  "Home and End go to the first and the last block.";
 
 export function addTimeline(node) {
   const { pairs } = node.constructor.nodeData.input.required.models[1];
@@ -31,7 +29,7 @@ export function addTimeline(node) {
   let ran = null; // what the node said of its schedule when it ran last
   let seen = {}; // what `shown` was made of
   let shown = null; // {blocks, targets, ...} as drawn
-  let focus = 0; // the block that the Tab key reaches
+  const drawStrip = placing(strip, writeList);
 
   function refresh() {
     const inputs = read(node);
@@ -51,9 +49,8 @@ export function addTimeline(node) {
     strip.hidden = !drawn;
     lane.hidden = !drawn || !shown.cues.length;
     if (drawn) {
-      focus = Math.min(focus, blocks - 1);
       strip.setAttribute("aria-label", [...facts.children].map((fact) => fact.textContent).join(", "));
-      fill(strip, cells(shown, focus));
+      drawStrip(targets, blocks);
       lane.replaceChildren(...prompts(shown));
     }
   }
@@ -69,70 +66,10 @@ export function addTimeline(node) {
 
   function writeList(targets) {
     // A list cannot be empty.
-    write(targets.length ? { policy: "list", positions: sorted(targets).join(",") } : { policy: "draft-only" });
+    write(targets.length ? { policy: "list", positions: targets.join(",") } : { policy: "draft-only" });
   }
 
   const count = () => shown.targets?.length || read(node).k || 1;
-  const isTarget = (block) => shown.targets.includes(block);
-  const without = (block) => shown.targets.filter((target) => target !== block);
-  const toggle = (block) => writeList(isTarget(block) ? without(block) : [...shown.targets, block]);
-  const move = (from, to) => writeList([...without(from), to]);
-
-  function focusOn(block) {
-    if (!strip.children[block]) return;
-    strip.children[focus].tabIndex = -1;
-    focus = block;
-    strip.children[focus].tabIndex = 0;
-    strip.children[focus].focus();
-  }
-
-  /** The focus goes to the next drafter block, and a target block goes with it. */
-  function carry(step) {
-    let to = focus + step;
-    while (isTarget(to)) to += step;
-    if (to < 0 || to >= shown.blocks) return;
-    if (isTarget(focus)) move(focus, to);
-    focusOn(to);
-  }
-
-  strip.addEventListener("focusin", (event) => focusOn(Number(event.target.dataset.block)));
-
-  strip.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    else if (event.key === " " || event.key === "Enter") toggle(focus);
-    else if (event.key === "Delete" || event.key === "Backspace") writeList(without(focus));
-    else if (event.key === "Home") focusOn(0);
-    else if (event.key === "End") focusOn(shown.blocks - 1);
-    else if (step && event.shiftKey) focusOn(focus + step);
-    else if (step) carry(step);
-    else return;
-    event.preventDefault();
-    event.stopPropagation(); // Delete would remove the node
-  });
-
-  let drag = null; // {block, moved}
-  strip.addEventListener("pointerdown", (event) => {
-    const block = blockAt(strip, event);
-    if (event.button !== 0 || block === undefined) return;
-    event.stopPropagation(); // the node stays where it is
-    strip.setPointerCapture(event.pointerId);
-    drag = { block, moved: false };
-  });
-  strip.addEventListener("pointermove", (event) => {
-    const block = drag && blockAt(strip, event);
-    if (!drag || block === undefined || block === drag.block) return;
-    drag.moved = true;
-    if (!isTarget(drag.block) || isTarget(block)) return;
-    move(drag.block, block);
-    focusOn(block);
-    drag.block = block;
-  });
-  strip.addEventListener("pointerup", () => {
-    if (drag && !drag.moved) toggle(drag.block);
-    drag = null;
-  });
-  strip.addEventListener("pointercancel", () => (drag = null));
 
   after(node, "onExecuted", (output) => (ran = output?.specar_schedule?.[0] ?? ran));
   const timer = setInterval(refresh, INTERVAL);
@@ -145,15 +82,14 @@ function button(text, title, onClick) {
   return element;
 }
 
-const sorted = (targets) => [...targets].sort((a, b) => a - b);
-
 /** The values that decide a schedule. */
 function read(node) {
-  const { seconds, blocks, policy, k, positions, width } = Object.fromEntries(
-    node.widgets.map((widget) => [widget.name, widget.value]),
-  );
-  const linked = ["seconds", "blocks", "policy", "k", "positions"].some((name) => isLinked(node, name));
-  return { seconds, blocks, policy, k, positions, width, linked, backbone: backbone(node), timeline: timeline(node) };
+  const values = Object.fromEntries(node.widgets.map((widget) => [widget.name, widget.value]));
+  const { seconds, blocks, policy, k, positions, width, custom } = values;
+  const deciding = ["seconds", "blocks", "policy", policy === "custom" ? "custom" : "k", "positions"];
+  const linked = deciding.some((name) => isLinked(node, name));
+  const asked = { seconds, blocks, policy, k, positions, width, custom: custom?.trim() };
+  return { ...asked, linked, backbone: backbone(node), timeline: timeline(node) };
 }
 
 /** Whether another node gives a widget its value. */
@@ -201,21 +137,28 @@ function decided(inputs, pairs, ran) {
   return { blocks, targets, why, length: told, cues: within };
 }
 
-function placed({ policy, k, positions }, blocks, cues, pair, ran) {
-  if (policy === "list") {
+const SETTLED = ["sdvg", "sdvg-mean", "sdvg-quantile", "time-budget"]; // while the video is made
+
+function placed({ policy, k, positions, custom }, blocks, cues, pair, ran) {
+  const text = { auto: pair?.auto[blocks - 1] ?? "", list: `list:${positions}`, custom }[policy] ?? `${policy}:${k}`;
+  const [name, argument] = text.split(":");
+  const number = /^\d+$/.test(argument) ? Number(argument) : null;
+  if (SETTLED.includes(name))
+    return { why: `${blocks} blocks. Which the target generates is settled while they are made.` };
+  if (name === "list")
     return {
-      targets: parsePositions(positions, blocks),
+      targets: parsePositions(argument ?? "", blocks),
       why: `positions must be blocks from 0 to ${blocks - 1}: 0,5,10`,
     };
-  }
-  if (policy === "keyed") {
+  if (name === "keyed" && number !== null) {
     const marks = cues.slice(1).map((cue) => cue.block);
-    return { targets: keyed(k, marks, blocks), why: `${k} target blocks are too few for block 0 and each new prompt` };
+    return {
+      targets: keyed(number, marks, blocks),
+      why: `${number} target blocks are too few for block 0 and each new prompt`,
+    };
   }
-  const [name, number] = policy === "auto" ? (pair?.auto[blocks - 1] ?? "").split(":") : [policy, k];
-  const told = ran?.policy === `${name}:${number}` ? ran.targets : null;
   return {
-    targets: place(name, Number(number), blocks) ?? told,
+    targets: place(name, number, blocks) ?? (ran?.policy === text ? ran.targets : null),
     why: `${blocks} blocks. Which the target generates is known after a run.`,
   };
 }
@@ -254,37 +197,4 @@ function describe({ blocks, targets }) {
       create("span", { class: run > least ? "over" : "" }, promise),
     ),
   ];
-}
-
-function cells({ blocks, targets }, focus) {
-  const run = longestDraftRun(targets, blocks);
-  const over = run.length > bound(blocks, targets.length);
-  const roles = Array.from({ length: blocks }, () => "drafter");
-  for (const target of targets) roles[target] = "target";
-  return roles.map((role, block) => ({
-    role: "checkbox",
-    class: over && block >= run.start && block < run.start + run.length ? `${role} over` : role,
-    title: `block ${block}: ${role}`,
-    "aria-label": `block ${block}, ${role}`,
-    "aria-checked": role === "target",
-    tabindex: block === focus ? 0 : -1,
-  }));
-}
-
-function scattered(blocks, k) {
-  const others = Array.from({ length: blocks - 1 }, (_, i) => i + 1);
-  const chosen = Array.from(
-    { length: Math.min(k, blocks) - 1 },
-    () => others.splice(Math.floor(Math.random() * others.length), 1)[0],
-  );
-  return [0, ...chosen];
-}
-
-/** The block under the pointer, or nearest to it where the pointer has left the strip. */
-function blockAt(strip, event) {
-  const { left, right, top, bottom } = strip.getBoundingClientRect();
-  const clamp = (value, low, high) => Math.min(Math.max(value, low + 1), high - 1);
-  const element = document.elementFromPoint(clamp(event.clientX, left, right), clamp(event.clientY, top, bottom));
-  const cell = element?.closest("[data-block]");
-  return strip.contains(cell) ? Number(cell.dataset.block) : undefined;
 }

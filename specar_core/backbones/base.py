@@ -1,149 +1,37 @@
-"""What the rollout needs of a pair of models, whichever they are.
-
-A Pair holds weights and nothing about a run. `lease` opens a Run: the scratch memory of one rollout (key-value caches,
-text keys, workspaces), which dies with it. What has been committed so far is a Context, a frozen value that `commit`
-replaces by a new one; so whatever goes wrong inside a block, the context is still the one after the block before.
-"""
+"""A pair by name: what it is made of, what it needs, and how it is loaded."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from ..files import ModelFile
 from ..geometry import Geometry
 from ..lora import merge
-from ..models import low_precision
-from ..models.attention import check_name, choose
+from ..machine import Machine
+from ..models.attention import choose
 from ..models.compiled import compile_blocks
-from ..models.vae import WanVAE
+from ..models.vae import VaeConfig, WanVAE
 from ..models.wan import Attend
-from ..noise import Draw
 from ..progress import Progress
 from ..schedule import Role
-from ..source import Frames
+from ..source import Frames, Source
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..timeline import texts
+from .loading import TEXT_BYTES, check_umt5, checked_vae, load_umt5, load_vae
+from .pair import Committed, Noise, Pair, Prompts
 
 if TYPE_CHECKING:
     from ..job import Job
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward, or one latent frame decoded, has been launched. `index` counts from 1 within the block."""
-
-    kind: Literal["denoise", "commit", "decode"]
-    role: Role | None
-    index: int
-    count: int
-
-
-OnStep = Callable[[Step], None]
-Prompts = Callable[[int], Tensor]
-Noise = Callable[[int, int], Tensor]
-Precision = Literal["bf16", "fp8", "fp32"]
-Context = Any  # each pair's own frozen value; `blocks` says how many blocks are committed
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What a checkpoint holds: enough to build the context after `blocks` blocks again.
-
-    latents(b), prompt(b): what block b was committed as and from; extra: the last context's own `extra()`; first: the
-    block that the clip began with, -1 where latents were given before block 0.
-    """
-
-    blocks: int
-    latents: Callable[[int], Tensor]
-    prompt: Callable[[int], Tensor]
-    extra: Mapping[str, Tensor]
-    first: int = 0
-
-
-class Run(Protocol):
-    def begin(self, block: int = 0) -> Context:
-        """The context of a clip that begins with this block."""
-        ...
-
-    def generate(self, role: Role, context: Context, prompt: Tensor, draw: Draw) -> Tensor:
-        """Latents [B, C, T, h, w], float32, of the next block. draw(j) is the block's j-th noise tensor."""
-        ...
-
-    def commit(self, context: Context, latents: Tensor, prompt: Tensor) -> tuple[Tensor, Context]:
-        """The block's frames [B, 3, N, H, W] in [-1, 1], and the context that includes it."""
-        ...
-
-    def restore(self, saved: Committed) -> Context: ...
-
-
-class Pair(Protocol):
-    @property
-    def geometry(self) -> Geometry: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def attention(self) -> str:
-        """The attention back end's name."""
-        ...
-
-    def lease(self, height: int, width: int, batch: int, on_step: OnStep) -> AbstractContextManager[Run]: ...
-
-    def describe(self) -> str:
-        """Precision and attention back end, for reports and errors."""
-        ...
 
 
 class TextEncoder(Protocol):
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Text embeddings [B, L, D]."""
         ...
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where and how a job runs, as far as it should not change the video."""
-
-    device: torch.device
-    precision: Precision
-    attention: str = "auto"
-    compile: bool = False
-
-    @classmethod
-    def here(
-        cls,
-        precision: str | None = None,
-        attention: str = "auto",
-        compile: bool = False,
-        threads: int | None = None,
-    ) -> "Machine":
-        """This computer. UsageError for a name that is unknown; no precision: what suits the device.
-
-        threads: how many a CPU sums with, and so the last bits of what comes out, where a video is made again.
-        """
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if threads and device.type == "cpu":
-            torch.set_num_threads(threads)
-        precision = precision or ("bf16" if device.type == "cuda" else "fp32")
-        if precision not in get_args(Precision):
-            raise UsageError(f"unknown precision '{precision}'; known are {', '.join(get_args(Precision))}")
-        if precision == "fp8":
-            low_precision.check(device)
-        check_name(attention)
-        return cls(device, precision, attention, compile)  # type: ignore[arg-type]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of everything that is not in fp8."""
-        return torch.float32 if self.precision == "fp32" else torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -162,9 +50,10 @@ class Needs:
 class Backbone(ABC):
     """A pair by name: what it is made of, its defaults, and how it is loaded.
 
-    options: whatever else changes pixels, with its default; continues_video: a source video is what came before, and
-    not what is followed; files: to be downloaded; shipped: or part of this package, by "target", "drafter", "text
-    encoder" and "vae"; scorer: of scorers.py, what a router judges drafts by.
+    default_schedule: by name, that of a video of so many blocks; options: whatever else changes pixels, with its
+    default; text_bytes: what the text encoder takes, with its work; continues_video: a source video is what came
+    before, and not what is followed; files: to be downloaded; shipped: or part of this package, by "target", "drafter",
+    "text encoder" and "vae"; scorer: of scorers, what a router judges drafts by.
     """
 
     name: str
@@ -173,24 +62,30 @@ class Backbone(ABC):
     width: int
     height: int
     blocks: int
+    default_schedule: Callable[[int], str]
     steps: Mapping[Role, tuple[int, ...]]
     options: Mapping[str, Any]
+    vae_config: VaeConfig = VaeConfig()
+    text_bytes: int = TEXT_BYTES
     continues_video: bool = False
     files: tuple[ModelFile, ...] = ()
     shipped: Mapping[str, Path] = field(default_factory=dict)
     scorer: str = "image-reward"
 
     @abstractmethod
-    def default_schedule(self, blocks: int) -> str:
-        """The schedule, by name, of a video of this length."""
-
-    @abstractmethod
     def check_steps(self, role: Role, steps: Sequence[int]) -> tuple[int, ...]:
         """The steps as they are used; UsageError if this model cannot walk them."""
 
     @abstractmethod
-    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
-        """Notices about a combination of options and steps; UsageError, naming the value, if it cannot be."""
+    def check_options(
+        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
+    ) -> list[str]:
+        """Notices about options together with steps and a source; UsageError, naming the value, if it cannot be."""
+
+    def delivering(self, options: Mapping[str, Any], source: Source | None) -> Geometry:
+        """The geometry of a video with these options and this source."""
+        image = source is not None and source.kind == "image" and self.geometry.one_clip
+        return replace(self.geometry, image=image, dropped=0 if image else self.geometry.dropped)
 
     def check_size(self, width: int, height: int) -> list[str]:
         """Notices about a size in pixels; UsageError, naming the value, if it cannot be."""
@@ -214,8 +109,15 @@ class Backbone(ABC):
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
         """Forwards of this role's network for as many of the job's blocks."""
 
-    @abstractmethod
-    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder: ...
+    def unmeasured(self, job: "Job") -> str | None:
+        """Why the times that were measured tell nothing of this job."""
+        return None
+
+    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
+        return load_umt5(path, machine, progress)
+
+    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
+        return load_vae(checkpoint, self.vae_config, machine, progress)
 
     def load_pair(self, paths: Mapping[str, Path], job: "Job", machine: Machine, progress: Progress) -> Pair:
         """The models that the job needs. SpecarError names a file that is not what its role needs."""
@@ -246,17 +148,25 @@ class Backbone(ABC):
     def outline(self, role: Role) -> nn.Module:
         """One role's transformer on the meta device: names and shapes."""
 
-    @abstractmethod
     def check_model(self, what: str, checkpoint: Checkpoint) -> None:
         """SpecarError if, by its header, this cannot be the "target", "drafter", "text encoder" or "vae"."""
+        if what == "vae":
+            checked_vae(checkpoint, self.vae_config)
+        elif what == "text encoder":
+            self.check_text_encoder(checkpoint)
+        else:
+            self.check_network("target" if what == "target" else "drafter", checkpoint)
+
+    def check_text_encoder(self, checkpoint: Checkpoint) -> None:
+        check_umt5(checkpoint)
+
+    @abstractmethod
+    def check_network(self, role: Role, checkpoint: Checkpoint) -> None: ...
 
     @abstractmethod
     def load_network(self, role: Role, path: Path, machine: Machine, attend: Attend, progress: Progress) -> nn.Module:
         """One role's transformer. It is rebuilt by `type(network)(network.config, operations, network.attend)`, but for
         the layers that `models/low_precision.py` put into it."""
-
-    @abstractmethod
-    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE: ...
 
     @abstractmethod
     def pair(self, networks: Mapping[Role, Any], vae: WanVAE, job: "Job", attention: str) -> Pair:
@@ -275,38 +185,3 @@ class Backbone(ABC):
 
     @abstractmethod
     def needs(self, job: "Job", machine: Machine) -> Needs: ...
-
-
-def described(networks: Mapping[Role, Any], attention: str) -> str:
-    """What `Pair.describe` says."""
-
-    def precision(network: Any) -> str:
-        return "fp8" if any(low_precision.lowered(network)) else str(network.dtype).removeprefix("torch.")
-
-    return ", ".join([*(f"{role} {precision(one)}" for role, one in networks.items()), f"attention {attention}"])
-
-
-def sent(noise: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device, without waiting for what the device has still to do."""
-    if device.type != "cuda" or noise.device.type != "cpu":
-        return noise.to(device)
-    return noise.pin_memory().to(device, non_blocking=True)
-
-
-def paced(device: torch.device, on_step: OnStep) -> OnStep:
-    """`on_step`, called when at most one step is in flight: progress is true and cancelling is prompt, while the
-    device always has the next step queued."""
-    if device.type != "cuda":
-        return on_step
-    previous: torch.cuda.Event | None = None
-
-    def wait_then_call(step: Step) -> None:
-        nonlocal previous
-        launched = torch.cuda.Event()
-        launched.record()
-        if previous is not None:
-            previous.synchronize()
-        previous = launched
-        on_step(step)
-
-    return wait_then_call

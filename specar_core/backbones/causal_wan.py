@@ -1,7 +1,7 @@
 """Backbones made of two causal Wan models: what `krea` and `tiny` have in common."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,21 @@ import torch
 
 from ..errors import SpecarError, UsageError
 from ..geometry import Geometry
+from ..identity import identify, tensor_shapes
+from ..machine import Machine
 from ..models import graphs
 from ..models.low_precision import lower, weight_bytes
-from ..models.vae import VaeConfig, WanVAE
+from ..models.vae import WanVAE
 from ..models.wan import Attend, CausalWan, WanConfig
+from ..progress import Progress
 from ..sampling.flow import FlowTable
 from ..schedule import Role
-from ..source import Frames
+from ..source import Frames, Source
 from ..tensor_files import Checkpoint, open_checkpoint
-from ..weights import canonical_name, canonical_names, identify, load_into
-from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts
+from ..weights import load_into
+from .base import Backbone, Needs
+from .loading import decoder_bytes, encoder_bytes
+from .pair import Committed, Noise, Prompts
 from .session import Rolling, SessionPair
 from .session_start import following, start_image
 
@@ -31,11 +36,6 @@ SHIFT = 5.0
 # Self-Forcing's list, for both models.
 STEPS: Mapping[Role, tuple[int, ...]] = dict.fromkeys(("target", "drafter"), (1000, 750, 500, 250))
 CONTEXT_FRAMES = 3
-# Elements for each pixel of a frame and each channel of the VAE's width: the decoder's histories, 944.3 M at 832x480
-# and width 96; and what one decoding step takes beside those that it is given (measured: 5.5 GB, in half precision).
-DECODER_STATE = 944.3e6 / (832 * 480 * 96)
-DECODER_WORK = 5.5e9 / 2 / (832 * 480 * 96)
-ENCODER_STATE = 16.1  # likewise, counted
 
 
 def times(steps: Sequence[int]) -> list[float]:
@@ -46,6 +46,10 @@ def times(steps: Sequence[int]) -> list[float]:
 def scaled(steps: Sequence[int], strength: float) -> tuple[int, ...]:
     """The steps of a video that follows another: Krea's rule, trunc(strength * q), each step once."""
     return tuple(dict.fromkeys(int(round(strength * step, 6)) for step in steps))
+
+
+def listed(steps: Sequence[int]) -> str:
+    return ",".join(map(str, steps))
 
 
 def drafter_context(text: str) -> dict[Role, Rolling]:
@@ -67,8 +71,6 @@ def drafter_context(text: str) -> dict[Role, Rolling]:
 @dataclass(frozen=True, kw_only=True)
 class CausalWanBackbone(Backbone):
     configs: Mapping[Role, WanConfig]
-    vae_config: VaeConfig
-    text_bytes: int
     geometry: Geometry = GEOMETRY
     steps: Mapping[Role, tuple[int, ...]] = field(default_factory=lambda: dict(STEPS))
     options: Mapping[str, Any] = field(
@@ -84,22 +86,31 @@ class CausalWanBackbone(Backbone):
     def check_steps(self, role: Role, steps: Sequence[int]) -> tuple[int, ...]:
         falling = all(a > b for a, b in zip(steps, steps[1:], strict=False))
         if not steps or steps[0] != 1000 or not falling or steps[-1] < 0:
-            raise UsageError(f"the {role}'s steps must fall from 1000 to at least 0, not {','.join(map(str, steps))}")
+            raise UsageError(f"the {role}'s steps must begin with 1000 and fall, to 0 at least, not {listed(steps)}")
         return tuple(steps)
 
-    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
-        stitch, drafts = options["stitch"], steps["drafter"]
+    def check_options(
+        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
+    ) -> list[str]:
+        stitch, drafts, targets = options["stitch"], steps["drafter"], steps["target"]
+        if stitch and drafts != targets:
+            raise UsageError(
+                f"stitch {stitch} takes the same steps for both models, not {listed(drafts)} for the drafter "
+                f"and {listed(targets)} for the target"
+            )
         if not 0 <= stitch < len(drafts):
             most = len(drafts) - 1
             raise UsageError(f"the drafter can do 0 to {most} of a target block's {most + 1} steps, not {stitch}")
-        if stitch and drafts != steps["target"]:
-            raise UsageError(
-                f"to stitch {stitch} steps, both models need the same steps: {drafts} and {steps['target']}"
-            )
-        rolling = drafter_context(options["drafter_context"])
-        if rolling and options["anchor_first_latent"]:
-            return ["the anchored first latent frame is for the target only: the drafter keeps a rolling cache"]
-        return []
+        notices = []
+        if drafter_context(options["drafter_context"]) and options["anchor_first_latent"]:
+            notices.append("the anchored first latent frame is for the target only: the drafter keeps a rolling cache")
+        if options["keep_first_frames"] and source and source.kind == "image":
+            notices.append("keep-first-frames does nothing here: after an image no frame is dropped")
+        return notices
+
+    def delivering(self, options: Mapping[str, Any], source: Source | None) -> Geometry:
+        geometry = super().delivering(options, source)
+        return replace(geometry, dropped=0) if options["keep_first_frames"] else geometry
 
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
         forwards = blocks * len(self.all_steps(job, role))
@@ -129,14 +140,6 @@ class CausalWanBackbone(Backbone):
         with torch.device("meta"):
             return CausalWan(self.configs[role])
 
-    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
-        if what == "vae":
-            checked_vae(checkpoint, self.vae_config)
-        elif what == "text encoder":
-            check_umt5(checkpoint)
-        else:
-            self.check_network("target" if what == "target" else "drafter", checkpoint)
-
     def check_network(self, role: Role, checkpoint: Checkpoint) -> None:
         found = identify(checkpoint)
         if found.kind != "wan":
@@ -156,9 +159,6 @@ class CausalWanBackbone(Backbone):
         told = partial(progress, role)
         load_into(network.eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
         return network
-
-    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
-        return load_vae(checkpoint, self.vae_config, machine, progress)
 
     def steered(
         self, pair: SessionPair, kind: str, source: Frames, prompts: Prompts, noise: Noise
@@ -183,13 +183,19 @@ class CausalWanBackbone(Backbone):
             rolling=drafter_context(job.options["drafter_context"]) if "drafter" in job.roles else {},
             attention=attention,
             stitched=self.stitch(job),
+            decoded_at_once=self.decoded_at_once(job, vae.device),
         )
+
+    def decoded_at_once(self, job: "Job", device: torch.device) -> int:
+        """Latent frames: a block on a GPU that holds the target, whose keys and values have left as much memory as that
+        takes. It saves a twentieth of the time."""
+        return self.geometry.latent_frames if "target" in job.roles and device.type == "cuda" else 1
 
     def fits(self, checkpoint: Checkpoint, role: Role) -> bool:
         """Heads and text length leave no trace in shapes; they are taken on trust."""
         config = self.configs[role]
         overrides = {"num_heads": config.num_heads, "text_len": config.text_len}
-        return WanConfig.detect(shapes(checkpoint), overrides) == config
+        return WanConfig.detect(tensor_shapes(checkpoint), overrides) == config
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part. Nothing but the parts' sizes enters; `work` was fitted to measured peaks."""
@@ -207,10 +213,11 @@ class CausalWanBackbone(Backbone):
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)
         gpu["vae weights"] = weight_bytes(partial(WanVAE, self.vae_config), size)
-        histories, decoding = decoder_bytes(size, pixels, self.vae_config)
+        at_once = self.decoded_at_once(job, machine.device)
+        histories, decoding = decoder_bytes(size, pixels, self.vae_config, at_once)
         gpu["decoder histories"] = histories
         if job.source and job.source.kind == "video":
-            gpu["encoder histories"] = 2 * size * int(ENCODER_STATE * pixels * self.vae_config.dim)
+            gpu["encoder histories"] = encoder_bytes(size, pixels, self.vae_config)
 
         def denoising(config: WanConfig) -> int:
             return size * 2 * self.geometry.latent_frames * tokens * config.ffn_dim * 3
@@ -224,40 +231,3 @@ class CausalWanBackbone(Backbone):
         # One model at a time denoises, with keys and values of its own; or a block is decoded from the one before on.
         gpu["work"] = max(denoising(widest) + max(caches.values(), default=0), decoding + histories)
         return Needs(gpu, text=self.text_bytes)
-
-
-def check_umt5(checkpoint: Checkpoint) -> None:
-    if (found := identify(checkpoint)).kind != "umt5":
-        raise SpecarError(f"{checkpoint.path} cannot be the text encoder: it is a {found}")
-
-
-def checked_vae(checkpoint: Checkpoint, wanted: VaeConfig | None) -> VaeConfig:
-    """Its sizes. SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
-    if (found := identify(checkpoint)).kind != "wan-vae":
-        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}")
-    config = VaeConfig.detect(shapes(checkpoint))
-    if wanted is not None and wanted != config:
-        raise SpecarError(f"{checkpoint.path} cannot be the VAE: it is a {found}, and width {wanted.dim} is needed")
-    return config
-
-
-def load_vae(checkpoint: Checkpoint, wanted: VaeConfig | None, machine: Machine, progress: Progress) -> WanVAE:
-    """SpecarError if it is no Wan VAE, or not the one that is `wanted`."""
-    config = checked_vae(checkpoint, wanted)
-    with torch.device("meta"):
-        vae = WanVAE(config)
-    # Half precision as in Krea's session: its 11 bits of mantissa suit pixels better than bfloat16's 8.
-    dtype = torch.float32 if machine.precision == "fp32" else torch.float16
-    load_into(vae.eval(), checkpoint, dtype=dtype, device=machine.device, progress=partial(progress, "vae"))
-    return vae.arrange()
-
-
-def decoder_bytes(size: int, pixels: int, config: VaeConfig) -> tuple[int, int]:
-    """Bytes of the decoder's histories, and of the work of decoding one latent frame, the new histories included;
-    `size` bytes a number."""
-    return size * int(DECODER_STATE * pixels * config.dim), size * int(DECODER_WORK * pixels * config.dim)
-
-
-def shapes(checkpoint: Checkpoint, rename: Callable[[str], str | None] = canonical_name) -> dict[str, tuple[int, ...]]:
-    names = canonical_names(checkpoint.names, rename)
-    return {name: checkpoint.names[stored].shape for name, stored in names.items()}

@@ -1,13 +1,10 @@
 """Helios-Base 14B, or Helios-Mid 14B, as target and Helios-Distilled 14B as drafter (arXiv:2603.04379).
 
-The three have one architecture and differ in weights and sampler. A checkpoint does not tell which one it is; the
-scheduler_config.json of its repository does.
+The three have one architecture and differ in weights and sampler.
 """
 
-import json
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,27 +13,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import SpecarError, UsageError
-from ..files import HELIOS_FILES, HELIOS_MID_FILES
 from ..geometry import Geometry
+from ..identity import canonical_name, identify, tensor_shapes
+from ..machine import Machine
 from ..models.helios import FLOAT32_PARAMETERS, HeliosConfig, HeliosTransformer
 from ..models.helios_names import helios_name
 from ..models.low_precision import lower, weight_bytes
-from ..models.vae import VaeConfig, WanVAE
+from ..models.vae import WanVAE
 from ..models.wan import Attend
+from ..progress import Progress
 from ..schedule import Role
-from ..source import Frames
+from ..source import Frames, Source
 from ..tensor_files import Checkpoint, open_checkpoint
-from ..weights import canonical_name, identify, load_into
-from .base import Backbone, Committed, Machine, Needs, Noise, Progress, Prompts, TextEncoder
-from .causal_wan import check_umt5, checked_vae, decoder_bytes, load_vae, shapes
-from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe
+from ..weights import load_into
+from .base import Backbone, Needs
+from .helios_pair import BASE, DISTILLED, GEOMETRY, HISTORY, MID, HeliosPair, Recipe, decoded_at_once
+from .helios_published import check_scheduler, published_config, published_file
 from .helios_start import start_image, start_video
-from .krea import KREA, load_text_encoder
+from .loading import TEXT_ENCODER_FILE, VAE_FILE, decoder_bytes
+from .pair import Committed, Noise, Prompts
 
 if TYPE_CHECKING:
     from ..job import Job
-
-log = logging.getLogger("specar")
 
 # The one that the scripts of github.com/PKU-YuanGroup/Helios give to all three models.
 NEGATIVE = (
@@ -51,40 +49,17 @@ TEXT_LENGTH = 512  # tokens
 WORK = {2: 25, 4: 45}
 
 
-@dataclass(frozen=True)
-class Published:
-    """A released model: what it is here, and what its scheduler_config.json says."""
-
-    place: str
-    scheduler: Mapping[str, Any]
-
-
-def scheduler(name: str, stages: int, shift: str) -> dict[str, Any]:
-    return {"_class_name": name, "stages": stages, "use_dynamic_shifting": True, "time_shift_type": shift}
-
-
-PUBLISHED = {
-    BASE.model: Published("the target of helios", scheduler("HeliosScheduler", 1, "exponential")),
-    MID.model: Published("the target of helios-mid", scheduler("HeliosScheduler", 3, "exponential")),
-    DISTILLED.model: Published("the drafter", scheduler("HeliosDMDScheduler", 3, "linear")),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeliosBackbone(Backbone):
     recipes: Mapping[Role, Recipe]
     config: HeliosConfig = HeliosConfig()
-    vae_config: VaeConfig = VaeConfig()
-    text_bytes: int = KREA.text_bytes
     geometry: Geometry = GEOMETRY
     width: int = 640
     height: int = 384
     blocks: int = 22
+    default_schedule: Callable[[int], str] = lambda blocks: f"spread:{-(-2 * blocks // 22)}"
     continues_video: bool = True
     options: Mapping[str, Any] = field(default_factory=lambda: {"guidance": BASE.guidance, "negative": NEGATIVE})
-
-    def default_schedule(self, blocks: int) -> str:
-        return f"spread:{-(-2 * blocks // 22)}"
 
     def check_size(self, width: int, height: int) -> list[str]:
         self.geometry.check_size(width, height)
@@ -101,7 +76,9 @@ class HeliosBackbone(Backbone):
             )
         return tuple(steps)
 
-    def check_options(self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]]) -> list[str]:
+    def check_options(
+        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
+    ) -> list[str]:
         scale = options["guidance"]
         if not (math.isfinite(scale) and scale >= 1):
             raise UsageError(f"guidance must be at least 1, which is none, not {scale:g}")
@@ -127,20 +104,13 @@ class HeliosBackbone(Backbone):
     def forwards(self, job: "Job", role: Role, blocks: int) -> int:
         return blocks * self.recipe(job, role).forwards
 
-    def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TextEncoder:
-        return load_text_encoder(path, machine, progress)
+    def unmeasured(self, job: "Job") -> str | None:
+        guided = job.options["guidance"] > 1
+        return None if guided else "it was measured with guidance, which takes twice the time"
 
     def outline(self, role: Role) -> HeliosTransformer:
         with torch.device("meta"):
             return HeliosTransformer(self.config)
-
-    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
-        if what == "vae":
-            checked_vae(checkpoint, self.vae_config)
-        elif what == "text encoder":
-            check_umt5(checkpoint)
-        else:
-            self.check_network("target" if what == "target" else "drafter", checkpoint)
 
     def check_network(self, role: Role, checkpoint: Checkpoint) -> None:
         if (found := identify(checkpoint)).kind != "helios":
@@ -152,9 +122,9 @@ class HeliosBackbone(Backbone):
         checkpoint = open_checkpoint(path)
         self.check_network(role, checkpoint)
         folder = checkpoint.path.parent
-        self.check_scheduler(folder, role)
+        check_scheduler(folder, self.recipes[role].model, role, self.name)
         with torch.device("meta"):
-            config = HeliosConfig.detect(shapes(checkpoint, current_name), published_config(folder))
+            config = HeliosConfig.detect(tensor_shapes(checkpoint, current_name), published_config(folder))
             network = HeliosTransformer(config, attend=attend)
         if machine.precision == "fp8":
             lower(network)
@@ -168,9 +138,6 @@ class HeliosBackbone(Backbone):
             progress=partial(progress, role),
         )
         return network
-
-    def load_vae(self, checkpoint: Checkpoint, machine: Machine, progress: Progress) -> WanVAE:
-        return load_vae(checkpoint, self.vae_config, machine, progress)
 
     def steered(
         self, pair: HeliosPair, kind: str, source: Frames, prompts: Prompts, noise: Noise
@@ -196,29 +163,6 @@ class HeliosBackbone(Backbone):
             attention=attention,
         )
 
-    def check_scheduler(self, folder: Path, role: Role) -> None:
-        """SpecarError if the repository around the transformer's folder is that of another model."""
-        model = self.recipes[role].model
-        name = "scheduler_config.json"
-        places = (folder.parent / "scheduler" / name, folder / name, folder.parent / name)
-        place = next((place for place in places if place.is_file()), None)
-        if place is None:
-            log.warning("There is no %s by %s: it is taken for %s", name, folder, model)
-            return
-        told, wanted = read_json(place), PUBLISHED[model].scheduler
-        for other, published in PUBLISHED.items():
-            same = all(told.get(key) == published.scheduler[key] for key in ("_class_name", "stages"))
-            if same and other != model:
-                raise SpecarError(
-                    f"{folder} cannot be the {role} of {self.name}, which is {model}: "
-                    f"by its {name} it is {other}, {published.place}"
-                )
-        for key, value in wanted.items():
-            if told.get(key) != value:
-                log.warning(
-                    "%s: %s is %s, not %s as that of %s; %s is used", place, key, told.get(key), value, model, value
-                )
-
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part, from the parts' sizes."""
         size, fp8 = machine.dtype.itemsize, machine.precision == "fp8"
@@ -234,8 +178,9 @@ class HeliosBackbone(Backbone):
             gpu[f"{role} text keys and values"] = rows[role] * keys_values
         gpu["vae weights"] = weight_bytes(partial(WanVAE, self.vae_config), size)
         denoising = WORK[size] * max(rows.values()) * tokens * self.config.dim
+        at_once = decoded_at_once(machine.device)
         # Nothing of the decoder outlives a block.
-        gpu["work"] = max(denoising, sum(decoder_bytes(size, job.width * job.height, self.vae_config)))
+        gpu["work"] = max(denoising, sum(decoder_bytes(size, job.width * job.height, self.vae_config, at_once)))
         return Needs(gpu, text=self.text_bytes)
 
 
@@ -245,29 +190,17 @@ def current_name(stored: str) -> str | None:
     return None if name is None else helios_name(name)
 
 
-def published_config(folder: Path) -> dict[str, Any]:
-    """The transformer's config.json, if there is one."""
-    path = folder / "config.json"
-    config = read_json(path) if path.is_file() else {}
-    return config if config.get("_class_name") == "HeliosTransformer3DModel" else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecarError(f"{path} cannot be read as JSON ({error}). Download it again.") from None
-    if not isinstance(value, dict):
-        raise SpecarError(f"{path} is not a JSON object. Download it again.")
-    return value
-
-
 HELIOS = HeliosBackbone(
     name="helios",
     title="Helios-Base 14B + Helios-Distilled 14B",
     recipes={"target": BASE, "drafter": DISTILLED},
     steps={"target": (50,), "drafter": (2, 2, 2)},
-    files=HELIOS_FILES,
+    files=(
+        published_file("target", BASE.model),
+        published_file("drafter", DISTILLED.model),
+        TEXT_ENCODER_FILE,
+        VAE_FILE,
+    ),
 )
 HELIOS_MID = replace(
     HELIOS,
@@ -275,5 +208,5 @@ HELIOS_MID = replace(
     title="Helios-Mid 14B + Helios-Distilled 14B",
     recipes={"target": MID, "drafter": DISTILLED},
     steps={"target": (20, 20, 20), "drafter": (2, 2, 2)},
-    files=HELIOS_MID_FILES,
+    files=(published_file("target", MID.model), *HELIOS.files[1:]),
 )

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from ..decode import decode_on
+from ..device import paced, sent
 from ..geometry import Geometry
 from ..models.helios import HeliosTransformer
 from ..models.vae import StreamState, WanVAE
 from ..models.wan import TextKV
+from ..noise import Draw
 from ..sampling.helios import (
     ZEROED_STEPS,
     Sample,
@@ -31,7 +33,7 @@ from ..sampling.helios import (
     sample_mid,
 )
 from ..schedule import Role
-from .base import Committed, Draw, OnStep, Step, described, paced, sent
+from .pair import Committed, OnStep, Step, described
 
 GEOMETRY = Geometry(fps=24, latent_frames=9, size_multiple=64, one_clip=False)
 HISTORY = (16, 2, 1)  # latent frames in coarse, finer and full resolution, the newest last
@@ -62,6 +64,11 @@ class Recipe:
 BASE = Recipe("Helios-Base", sample_base, (50,), guided, 5.0)
 MID = Recipe("Helios-Mid", sample_mid, (20, 20, 20), guided_zero_star, 5.0, ZEROED_STEPS)
 DISTILLED = Recipe("Helios-Distilled", sample_distilled, (2, 2, 2))
+
+
+def decoded_at_once(device: torch.device) -> int:
+    """Latent frames: a third of a block on a GPU, where it saves a twentieth of the decoder's time."""
+    return 3 if device.type == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,11 @@ class HeliosRun:
     def commit(self, context: HeliosContext, latents: Tensor, prompt: Tensor) -> tuple[Tensor, HeliosContext]:
         count = latents.shape[2]
         decoded, _ = decode_on(
-            self.pair.vae, latents, StreamState(), lambda done: self.on_step(Step("decode", None, done, count))
+            self.pair.vae,
+            latents,
+            StreamState(),
+            lambda done: self.on_step(Step("decode", None, done, count)),
+            decoded_at_once(self.pair.device),
         )
         anchor = latents[:, :, :1].clone() if context.anchor is None else context.anchor
         history = torch.cat([context.history[:, :, latents.shape[2] :], latents], dim=2)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .base import Committed, Draw
+from ..noise import Draw
 from .helios_pair import HISTORY, HeliosContext, HeliosPair
+from .pair import Committed
 
 # Sigmas are uniform in this range. More noise lets more move, and keeps less likeness.
 SIGMAS = (0.111, 0.135)

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from ..decode import decode_on
+from ..device import paced, sent
 from ..geometry import Geometry
 from ..models import graphs
 from ..models.vae import StreamState, WanVAE
 from ..models.wan import CausalWan, KeyValueCache, TextKV
+from ..noise import Draw
 from ..sampling.flow import FlowTable
 from ..schedule import Role
-from .base import Committed, Draw, OnStep, Step, described, paced, sent
+from .pair import Committed, OnStep, Step, described
 
 # Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not.
 DECODER_MEMORY = 38
@@ -80,7 +82,8 @@ class SessionPair:
 
     steps: times of the evaluations per role, descending from 1000; context_frames: K, a multiple of the block's latent
     frames; anchor_first_latent: keep latent frame 0 as the first context frame for ever, instead of re-encoding;
-    stitched: how many of the first evaluations of a target block the drafter does, but for the first block of a clip.
+    stitched: how many of the first evaluations of a target block the drafter does, but for the first block of a clip;
+    decoded_at_once: latent frames.
     """
 
     models: Mapping[Role, CausalWan]
@@ -93,6 +96,7 @@ class SessionPair:
     rolling: Mapping[Role, Rolling] = field(default_factory=dict)
     attention: str = "sdpa"
     stitched: int = 0
+    decoded_at_once: int = 1
 
     def __post_init__(self) -> None:
         if self.context_frames < 1 or self.context_frames % self.geometry.latent_frames:
@@ -195,7 +199,11 @@ class SessionRun:
         pair, keep = self.pair, self.pair.context_frames
         count = latents.shape[2]
         decoded, decoder = decode_on(
-            pair.vae, latents, context.decoder, lambda done: self.on_step(Step("decode", None, done, count))
+            pair.vae,
+            latents,
+            context.decoder,
+            lambda done: self.on_step(Step("decode", None, done, count)),
+            pair.decoded_at_once,
         )
 
         last_frames = torch.cat([context.last_frames, *(frames[:, :, -1:] for frames in decoded)], dim=2)[:, :, -keep:]
@@ -224,7 +232,7 @@ class SessionRun:
         decoder = StreamState(started=oldest > saved.first)
         last_frames: list[Tensor] = []
         for latents in blocks:
-            decoded, decoder = decode_on(pair.vae, latents, decoder)
+            decoded, decoder = decode_on(pair.vae, latents, decoder, at_once=pair.decoded_at_once)
             last_frames = [*last_frames, *(frames[:, :, -1:] for frames in decoded)][-keep:]
         for role in pair.rolling:
             for block in range(saved.first, saved.blocks):

@@ -8,22 +8,21 @@ noise (SDEdit, arXiv:2108.01073, as in Krea Realtime's sessions). The latents ar
 each clip if there are cuts.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from ..device import sent
 from ..models.vae import StreamState
 from ..sampling.flow import FlowTable
 from ..source import Frames
-from .base import Committed, Noise, sent
+from .pair import Committed, Noise, Prompts
 from .session import SessionPair
 
 # Latent frames after which an encoder that forgot its histories encodes bit-identically to one that did not.
 ENCODER_MEMORY = 28
 
 
-def start_image(pair: SessionPair, image: Tensor, prompts: Callable[[int], Tensor]) -> Committed:
+def start_image(pair: SessionPair, image: Tensor, prompts: Prompts) -> Committed:
     """What a rollout resumes from so that the video begins with an image [B, 3, 1, H, W] in [-1, 1]."""
     with torch.inference_mode():
         given = pair.vae.encode(image.expand(-1, -1, pair.geometry.clip_start, -1, -1))[0]

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..machine import Machine
 from ..models.tiny_text import TinyText, load_tiny_text, outline
 from ..models.vae import VaeConfig
 from ..models.wan import WanConfig
+from ..progress import Progress
 from ..schedule import Role
 from ..tensor_files import Checkpoint
-from .base import Machine, Progress
 from .causal_wan import CausalWanBackbone
 
 FOLDER = Path(__file__).parent / "tiny"
@@ -26,17 +27,11 @@ VAE_CONFIG = VaeConfig(dim=8)
 
 @dataclass(frozen=True, kw_only=True)
 class TinyBackbone(CausalWanBackbone):
-    def default_schedule(self, blocks: int) -> str:
-        return "max-run:5"
-
     def load_text_encoder(self, path: Path, machine: Machine, progress: Progress) -> TinyText:
         return load_tiny_text(path, machine.device)
 
-    def check_model(self, what: str, checkpoint: Checkpoint) -> None:
-        if what == "text encoder":
-            outline(checkpoint)
-        else:
-            super().check_model(what, checkpoint)
+    def check_text_encoder(self, checkpoint: Checkpoint) -> None:
+        outline(checkpoint)
 
 
 TINY = TinyBackbone(
@@ -45,7 +40,7 @@ TINY = TinyBackbone(
     width=96,
     height=64,
     blocks=8,
-    files=(),
+    default_schedule=lambda blocks: "max-run:5",
     configs=CONFIGS,
     vae_config=VAE_CONFIG,
     text_bytes=1 << 20,

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .helios_rope import pad_to_multiple, rope_table
-from .joined import Projections, Rows
-from .low_precision import Fp8Linear, Quantised
-from .rowwise import feed_forward, heads, kernels, rows_for
+from .joined import Projections
+from .rowwise import feed_forward, gated, heads, modulated, plain_normed, rows_for
 from .wan import Attend, TextKV, sdpa, sinusoid
 
 # Parameters with one of these as a part of their dotted name are float32 whatever the rest is.
@@ -168,47 +167,6 @@ class Block(nn.Module):
         first, second = self.ffn.net[0].proj, self.ffn.net[2]
         y = modulated(hidden, self.norm3, shift2, scale2, past, first)
         return gated(hidden, feed_forward(first, second, y), gate2, past)
-
-
-def modulated(hidden: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor, past: int, consumer: nn.Module) -> Rows:
-    """norm(hidden) * (1 + scale) + shift, in float32, where the vectors [B, 2, dim] are those of the `past` history
-    tokens and of the noisy ones. One vector a token would be 1.4 GB a block at full size."""
-    if fused := kernels(hidden):
-        size, (shift, scale) = groups(hidden, past, shift, scale)
-        fp8 = isinstance(consumer, Fp8Linear)
-        _, rows, scales = fused.residual_norm(
-            hidden.contiguous(), size, shift=shift, scale=scale, eps=norm.eps, fp8=fp8
-        )
-        return Quantised(rows, scales) if fp8 else rows
-    parts = enumerate(norm(hidden.float()).tensor_split([past], dim=1))
-    modulated = [torch.addcmul(shift[:, i : i + 1], x, 1 + scale[:, i : i + 1]) for i, x in parts]
-    return torch.cat(modulated, dim=1).to(hidden.dtype)
-
-
-def plain_normed(x: Tensor, norm: nn.Module, consumer: nn.Module) -> Rows:
-    """A LayerNorm with weights of its own, in float32."""
-    if fused := kernels(x, norm):
-        fp8 = isinstance(consumer, Fp8Linear)
-        _, rows, scales = fused.residual_norm(
-            x.contiguous(), shift=norm.bias, scale=norm.weight, plus=0.0, eps=norm.eps, fp8=fp8
-        )
-        return Quantised(rows, scales) if fp8 else rows
-    return norm(x.float()).to(x.dtype)
-
-
-def groups(hidden: Tensor, past: int, *vectors: Tensor) -> tuple[int, list[Tensor]]:
-    """How the kernels are told of history and noisy tokens: rows of the first vector, and the vectors."""
-    return (past, list(vectors)) if past else (hidden.shape[1], [vector[:, 1:] for vector in vectors])
-
-
-def gated(hidden: Tensor, update: Tensor, gate: Tensor, past: int) -> Tensor:
-    """hidden + gate * update, summed in the gate's dtype, with one gate [B, 2, dim] for each part as above."""
-    if fused := kernels(hidden):
-        size, (gate,) = groups(hidden, past, gate)
-        return fused.residual_norm(hidden.contiguous(), size, update=update.contiguous(), gate=gate)[0]
-    parts = enumerate(zip(hidden.tensor_split([past], dim=1), update.tensor_split([past], dim=1), strict=True))
-    sums = [torch.addcmul(x, new, gate[:, i : i + 1]) for i, (x, new) in parts]
-    return torch.cat(sums, dim=1).to(hidden.dtype)
 
 
 class ConditionEmbedder(nn.Module):

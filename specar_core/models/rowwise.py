@@ -75,12 +75,53 @@ def normed(
 
 
 def added(x: Tensor, update: Tensor, gate: Tensor | None = None) -> Tensor:
-    """x + gate * update, shaped as above."""
+    """x + gate * update, shaped as in `normed`."""
     if fused := kernels(x):
         gate = None if gate is None else gate.squeeze(2)
         rows = x.flatten(1, 2).contiguous()
         return fused.residual_norm(rows, x.shape[2], update=update.flatten(1, 2).contiguous(), gate=gate)[0].view_as(x)
     return x + update if gate is None else torch.addcmul(x, gate, update)
+
+
+def modulated(hidden: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor, past: int, consumer: nn.Module) -> Rows:
+    """norm(hidden) * (1 + scale) + shift of hidden [B, N, d], in float32, where the vectors [B, 2, d] are those of the
+    first `past` tokens and of the others. One vector a token would be 1.4 GB a block of Helios at full size."""
+    if fused := kernels(hidden):
+        size, (shift, scale) = _groups(hidden, past, shift, scale)
+        fp8 = isinstance(consumer, Fp8Linear)
+        _, rows, scales = fused.residual_norm(
+            hidden.contiguous(), size, shift=shift, scale=scale, eps=norm.eps, fp8=fp8
+        )
+        return Quantised(rows, scales) if fp8 else rows
+    parts = enumerate(norm(hidden.float()).tensor_split([past], dim=1))
+    modulated = [torch.addcmul(shift[:, i : i + 1], x, 1 + scale[:, i : i + 1]) for i, x in parts]
+    return torch.cat(modulated, dim=1).to(hidden.dtype)
+
+
+def gated(hidden: Tensor, update: Tensor, gate: Tensor, past: int) -> Tensor:
+    """hidden + gate * update, shaped as in `modulated`, summed in the gate's dtype."""
+    if fused := kernels(hidden):
+        size, (gate,) = _groups(hidden, past, gate)
+        return fused.residual_norm(hidden.contiguous(), size, update=update.contiguous(), gate=gate)[0]
+    parts = enumerate(zip(hidden.tensor_split([past], dim=1), update.tensor_split([past], dim=1), strict=True))
+    sums = [torch.addcmul(x, new, gate[:, i : i + 1]) for i, (x, new) in parts]
+    return torch.cat(sums, dim=1).to(hidden.dtype)
+
+
+def _groups(hidden: Tensor, past: int, *vectors: Tensor) -> tuple[int, list[Tensor]]:
+    """How the kernels are told of both parts: rows of the first vector, and the vectors."""
+    return (past, list(vectors)) if past else (hidden.shape[1], [vector[:, 1:] for vector in vectors])
+
+
+def plain_normed(x: Tensor, norm: nn.Module, consumer: nn.Module) -> Rows:
+    """x [B, N, d] through a LayerNorm with weights of its own, in float32."""
+    if fused := kernels(x, norm):
+        fp8 = isinstance(consumer, Fp8Linear)
+        _, rows, scales = fused.residual_norm(
+            x.contiguous(), shift=norm.bias, scale=norm.weight, plus=0.0, eps=norm.eps, fp8=fp8
+        )
+        return Quantised(rows, scales) if fp8 else rows
+    return norm(x.float()).to(x.dtype)
 
 
 def heads(x: Tensor, norm: nn.Module | None, rope: Rope | None, count: int, out: Tensor | None = None) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecarError
+from ..identity import canonical_names, identify
 from ..tensor_files import Checkpoint, open_checkpoint
-from ..weights import canonical_names, identify, load_into
+from ..weights import load_into
 
 if TYPE_CHECKING:
     from transformers import UMT5EncoderModel

@@ -68,3 +68,28 @@ def add(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _add[(triton.cdiv(x.numel(), TILE),)](x, y, bias, out, x.numel(), x.shape[-1], TILE)
     return out
+
+
+@triton.jit
+def _woven(y, bias, out, H, W, C: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr):
+    frame, row = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    column, channel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS), tl.arange(0, WIDTH)
+    inside = (column < 2 * W)[:, None] & (channel < C)[None, :]
+    down, right = row % 2, column % 2
+    source = (frame * (H + 1) + row // 2 + down) * (W + 1) + column // 2 + right
+    image = 2 * down + right
+    value = tl.load(y + (4 * source + image)[:, None] * C + channel[None, :], inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, channel < C, other=0.0).to(tl.float32)[None, :]
+    place = ((frame * 2 * H + row) * 2 * W + column)[:, None] * C + channel[None, :]
+    tl.store(out + place, value.to(out.dtype.element_ty), inside)
+
+
+def woven(y: Tensor, bias: Tensor) -> Tensor:
+    """y [B, T, H + 1, W + 1, 4C] as [B, T, 2H, 2W, C], with the bias."""
+    batch, frames, height, width, channels = y.shape[0], y.shape[1], y.shape[2] - 1, y.shape[3] - 1, y.shape[4] // 4
+    out = y.new_empty(batch, frames, 2 * height, 2 * width, channels)
+    tile = triton.next_power_of_2(channels)
+    pixels = max(1, TILE // tile)
+    grid = (triton.cdiv(2 * width, pixels), 2 * height, batch * frames)
+    _woven[grid](y, bias, out, height, width, channels, tile, pixels)
+    return out

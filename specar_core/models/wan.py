@@ -176,8 +176,21 @@ class Block(nn.Module):
             operations.Linear(dim, config.ffn_dim), nn.GELU(approximate="tanh"), operations.Linear(config.ffn_dim, dim)
         )
 
-    def forward(self, x, e, rope, text_kv, slot, group, wanted, attend):
-        """x [B, F, S, d], e [B, F, 6, d]. Only the last `wanted` frames are computed beyond their keys and values."""
+    def forward(
+        self,
+        x: Tensor,
+        e: Tensor,
+        rope: Rope,
+        text_kv: tuple[Tensor, Tensor],
+        slot: tuple[Tensor, Tensor, Tensor, Tensor],
+        group: int,
+        wanted: int,
+        attend: Attend,
+    ) -> Tensor:
+        """x [B, F, S, d], e [B, F, 6, d]; slot: of the cache; frames see those of their `group` and of earlier ones.
+
+        Only the last `wanted` frames are computed beyond their keys and values, and returned.
+        """
         own_keys, own_values, keys, values = slot
         own, text, size = self.self_attn, self.cross_attn, x.shape[2]
         rows = (self.modulation.to(e) + e).unsqueeze(3).unbind(2)
@@ -189,7 +202,8 @@ class Block(nn.Module):
             return x[:, :0]
         x = x[:, -wanted:]
         _, _, gate1, shift2, scale2, gate2 = (row[:, -wanted:] for row in rows)
-        q = heads(q, own.norm_q, tuple(part[-wanted * size :] for part in rope), own.heads)
+        cos, sin = (part[-wanted * size :] for part in rope)
+        q = heads(q, own.norm_q, (cos, sin), own.heads)
         mixed = own.o(rows_for(_grouped(attend, q, keys, values, group * size).flatten(2), own.o))
 
         x, hidden = normed(x, self.norm3, text.q, update=mixed.view_as(x), gate=gate1)

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..measures import Layout
 from ..metrics import Json
 
+SCRIPTS = ("schedule.js", "placing.js", "race.js")
 # The same for videos of one scene, which are those that may race.
 SCENE = ("backbone", "prompts", "conditioning", "seed")
 
@@ -47,7 +48,7 @@ def page(clips: Sequence[Clip], scores: Json | None = None) -> str:
     )
     parts = {
         "style": _text("race.css") + STYLE,
-        "script": _text("schedule.js") + _text("race.js"),
+        "script": "".join(map(_script, SCRIPTS)),
         "data": json.dumps(told, ensure_ascii=False).replace("<", "\\u003c"),  # a prompt may hold </script>
         "charts": charts,
     }
@@ -66,6 +67,11 @@ def _told(clip: Clip) -> Json:
         "starts": Layout.of(report, backbone(report["backbone"]).geometry).starts,
         "report": report,
     }
+
+
+def _script(name: str) -> str:
+    """To stand in one page with the scripts that it imports."""
+    return re.sub(r"^import .*\n", "", _text(name), flags=re.MULTILINE)
 
 
 def _text(name: str) -> str:

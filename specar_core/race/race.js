@@ -1,4 +1,7 @@
-// The race page. Every number is computed from the reports of the clips; schedule.js stands before this in the page.
+// The race page. Every number is computed from the reports of the clips.
+
+import { create, placing, scattered } from "./placing.js";
+import { bound, longestDraftRun, place, spread } from "./schedule.js";
 
 const { clips, scenes } = JSON.parse(document.getElementById("race-data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -6,13 +9,6 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 const blocksOf = (count) => `${count} ${count === 1 ? "block" : "blocks"}`;
 const seconds = (value) => `${value.toFixed(value < 100 ? 2 : 0)} s`;
 const ORDINALS = ["1st", "2nd", "3rd"];
-
-function create(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
 
 // ------------------------------------------------------------------------------------------- what a report says
 
@@ -22,11 +18,14 @@ function measured({ label, video, starts, report }) {
   const { blocks, timings, fps } = report;
   let end = 0;
   const ends = blocks.map((block) => (end += block.seconds));
-  const finish = Math.max(end, timings.total - timings.load - timings.text);
+  // After an interruption timings are those of the last process, and only the blocks' own seconds tell of all.
+  const resumed = report.resumed_at ?? null;
+  const finish = resumed === null ? Math.max(end, timings.total - timings.load - timings.text) : end;
   const targets = blocks.filter((block) => block.role === "target").map((block) => block.index);
   const frames = starts.at(-1);
   const rejected = sum(blocks.map((block) => block.rejected));
-  return { label, video, starts, report, blocks, ends, finish, targets, frames, rejected, fps, rate: frames / finish };
+  const rate = frames / finish;
+  return { label, video, starts, report, blocks, ends, finish, targets, frames, rejected, fps, rate, resumed };
 }
 
 /** Mean seconds of a block by its role and the role before it, and of what comes after the last block. What a router
@@ -40,7 +39,8 @@ function costsOf(racers) {
     });
   }
   const means = Object.fromEntries(Object.entries(found).map(([kind, all]) => [kind, sum(all) / all.length]));
-  return { means, end: sum(racers.map(({ finish, ends }) => finish - ends.at(-1))) / racers.length };
+  const whole = racers.filter(({ resumed }) => resumed === null);
+  return { means, end: sum(whole.map(({ finish, ends }) => finish - ends.at(-1))) / (whole.length || 1) };
 }
 
 /** Seconds that a placement would take; null if one of its roles was never measured. */
@@ -66,7 +66,7 @@ let running = false;
 let stamp = 0; // of the last animation frame
 
 function addLane(racer, number, slowest) {
-  const { report, blocks, starts, finish, targets, frames, rejected, rate, ends } = racer;
+  const { report, blocks, starts, finish, targets, frames, rejected, rate, ends, resumed } = racer;
   const video = create("video", { src: racer.video, preload: "auto", playsinline: "", tabindex: -1 });
   video.muted = true;
   const state = create("p");
@@ -80,9 +80,9 @@ function addLane(racer, number, slowest) {
       create("li", { class: drafts ? `${role} rejected` : role, style: part, title: told, "aria-label": told }),
     );
   });
-  const after = `${seconds(finish - ends.at(-1))} to finish the file`;
-  const rest = `--part: ${(finish - ends.at(-1)) / slowest}`;
-  pace.append(create("li", { class: "rest", style: rest, title: after, "aria-label": after }));
+  const rest = finish - ends.at(-1);
+  const after = resumed === null ? `${seconds(rest)} to finish the file` : "not measured: the run was interrupted";
+  pace.append(create("li", { class: "rest", style: `--part: ${rest / slowest}`, title: after, "aria-label": after }));
   pace.addEventListener("click", (event) => {
     const block = [...pace.children].indexOf(event.target);
     if (mode === "frame" && block in blocks) seek(starts[block]);
@@ -100,7 +100,12 @@ function addLane(racer, number, slowest) {
       create("div", {}, create("dt", {}, name), create("dd", {}, `${value}`, ...(small ? [create("small", {}, small)] : []))),
     );
   }
-  const lane = create("article", { class: "lane" }, create("h3", {}, create("span", { class: `key c${number % 6}` }, racer.label), place), screen, pace, facts);
+  const title = create("h3", {}, create("span", { class: `key c${number % 6}` }, racer.label), place);
+  const lane = create("article", { class: "lane" }, title, screen, facts, pace);
+  if (resumed !== null) {
+    lane.append(create("p", { class: "hint" }, `Interrupted before block ${resumed} and resumed: the seconds of its blocks, added up.`));
+  }
+  screen.addEventListener("click", () => $("go").click());
   $("lanes").append(lane);
   Object.assign(racer, { element: lane, player: video, screen, state, place, pace, facts });
   video.addEventListener("error", () => {
@@ -121,6 +126,7 @@ function showRace() {
     const done = elapsed >= finish;
     const current = player.currentTime;
     screen.classList.toggle("waiting", !blocks);
+    screen.classList.toggle("ready", !running && !elapsed);
     if (!blocks) state.textContent = running || elapsed ? "generating the first block" : "ready";
     else if (done) state.textContent = `finished, ${seconds(finish)}`;
     else state.textContent = `${starts[blocks]} of ${frames} frames`;
@@ -185,9 +191,18 @@ $("go").addEventListener("click", () => {
   if (mode === "race" && elapsed >= slowest()) restart();
   if (mode === "frame" && Number($("frame").value) >= Number($("frame").max)) seek(0);
   setRunning(true);
-  if (mode === "frame") for (const { player } of racers) player.play().catch(() => {});
+  if (mode === "frame") playAll();
 });
+function playAll() {
+  for (const { player } of racers) player.play().catch(() => {});
+}
+
 $("rate").addEventListener("change", setRate);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== " " || event.target !== document.body) return;
+  event.preventDefault(); // the page would scroll
+  $("go").click();
+});
 
 function setRate() {
   for (const { player } of racers) player.playbackRate = Number($("rate").value);
@@ -201,7 +216,7 @@ function seek(frame) {
   for (const racer of racers) {
     const own = Math.min(frame, racer.frames - 1);
     racer.player.currentTime = (own + 0.5) / racer.fps;
-    racer.screen.classList.remove("waiting");
+    racer.screen.classList.remove("waiting", "ready");
   }
   showFrame();
 }
@@ -214,7 +229,7 @@ function showFrame() {
   for (const racer of racers) {
     const block = racer.starts.findLastIndex((start) => start <= frame);
     const known = racer.blocks[block];
-    racer.state.textContent = known ? `${text}: block ${block}, ${known.role}` : "the end";
+    racer.state.textContent = known ? `frame ${frame}: block ${block}, ${known.role}` : "the end";
     [...racer.pace.children].forEach((cell, i) => cell.classList.toggle("now", i === block && !!known));
   }
 }
@@ -228,7 +243,10 @@ function follow() {
   }
   $("frame").value = Math.min(leader.frames - 1, Math.floor(time * leader.fps + 1e-6));
   showFrame();
-  if (leader.player.ended) setRunning(false);
+  if (!leader.player.ended) return;
+  if (!$("loop").checked) return setRunning(false);
+  seek(0);
+  playAll();
 }
 
 $("frame").addEventListener("input", () => {
@@ -239,7 +257,7 @@ $("frame").addEventListener("input", () => {
 function setMode(wanted) {
   mode = wanted;
   setRunning(false);
-  $("scrubber").hidden = mode === "race";
+  $("scrubber").hidden = $("looping").hidden = mode === "race";
   for (const { element, place, pace } of racers) {
     element.classList.remove("racing");
     place.hidden = mode === "race";
@@ -263,41 +281,19 @@ for (const input of document.getElementsByName("mode")) input.addEventListener("
 
 let placed = []; // the target blocks
 let length = 0; // blocks
-let focus = 0; // the block that the Tab key reaches
 let costs = null;
-
-const isTarget = (block) => placed.includes(block);
-const without = (block) => placed.filter((target) => target !== block);
-const toggle = (block) => setPlacement(isTarget(block) ? without(block) : [...placed, block]);
+const drawStrip = placing($("strip"), setPlacement);
 
 function setPlacement(targets) {
-  placed = [...targets].sort((a, b) => a - b);
-  showPlacement();
-}
-
-function showPlacement() {
-  const strip = $("strip");
-  const run = longestDraftRun(placed, length);
-  const least = placed.length ? bound(length, placed.length) : null;
-  const anchored = placed[0] === 0;
-  const over = least !== null && run.length > least;
-  strip.style.setProperty("--blocks", length);
-  while (strip.children.length > length) strip.lastChild.remove();
-  while (strip.children.length < length) strip.append(create("span", { role: "checkbox" }));
-  [...strip.children].forEach((cell, block) => {
-    const role = isTarget(block) ? "target" : "drafter";
-    cell.className = over && block >= run.start && block < run.start + run.length ? `${role} over` : role;
-    cell.dataset.block = block;
-    cell.tabIndex = block === focus ? 0 : -1;
-    cell.title = `block ${block}: ${role}`;
-    cell.setAttribute("aria-label", `block ${block}, ${role}`);
-    cell.setAttribute("aria-checked", isTarget(block));
-  });
+  placed = targets;
+  const run = longestDraftRun(placed, length).length;
+  const least = bound(length, placed.length);
+  drawStrip(placed, length);
   const time = predict(costs, placed, length);
   const told = [
     ["by the target", `${placed.length} of ${length}`, "", "targets"],
-    ["longest draft run", blocksOf(run.length), over ? "over" : "", "run"],
-    ["the least so many can promise", anchored ? blocksOf(least) : "none: the drafter begins", "", "bound"],
+    ["longest draft run", blocksOf(run), run > least ? "over" : "", "run"],
+    ["the least so many can promise", placed[0] === 0 ? blocksOf(least) : "none: the drafter begins", "", "bound"],
     ["predicted time", time === null ? "not measured" : seconds(time), "", "time"],
   ];
   $("facts").replaceChildren(
@@ -314,65 +310,6 @@ function showPlacement() {
   );
 }
 
-function focusOn(block) {
-  const strip = $("strip");
-  if (!strip.children[block]) return;
-  strip.children[focus].tabIndex = -1;
-  focus = block;
-  strip.children[focus].tabIndex = 0;
-  strip.children[focus].focus();
-}
-
-/** The focus goes to the next drafter block, and a target block goes with it. */
-function carry(step) {
-  let to = focus + step;
-  while (isTarget(to)) to += step;
-  if (to < 0 || to >= length) return;
-  if (isTarget(focus)) setPlacement([...without(focus), to]);
-  focusOn(to);
-}
-
-function addExplorer() {
-  const strip = $("strip");
-  strip.addEventListener("focusin", (event) => focusOn(Number(event.target.dataset.block)));
-  strip.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    else if (event.key === " " || event.key === "Enter") toggle(focus);
-    else if (event.key === "Home") focusOn(0);
-    else if (event.key === "End") focusOn(length - 1);
-    else if (step && event.shiftKey) focusOn(focus + step);
-    else if (step) carry(step);
-    else return;
-    event.preventDefault();
-  });
-  let drag = null; // {block, moved}
-  const blockAt = (event) => {
-    const cell = document.elementFromPoint(event.clientX, event.clientY)?.closest("#strip > span");
-    return cell ? Number(cell.dataset.block) : undefined;
-  };
-  strip.addEventListener("pointerdown", (event) => {
-    const block = blockAt(event);
-    if (event.button !== 0 || block === undefined) return;
-    strip.setPointerCapture(event.pointerId);
-    drag = { block, moved: false };
-  });
-  strip.addEventListener("pointermove", (event) => {
-    const block = drag && blockAt(event);
-    if (!drag || block === undefined || block === drag.block) return;
-    drag.moved = true;
-    if (!isTarget(drag.block) || isTarget(block)) return;
-    setPlacement([...without(drag.block), block]);
-    focusOn(block);
-    drag.block = block;
-  });
-  strip.addEventListener("pointerup", () => {
-    if (drag && !drag.moved) toggle(drag.block);
-    drag = null;
-  });
-  strip.addEventListener("pointercancel", () => (drag = null));
-}
-
 function showButtons() {
   const some = () => Math.max(1, placed.length);
   const button = (text, title, place) => {
@@ -383,17 +320,11 @@ function showButtons() {
   $("placements").replaceChildren(
     button("Spread", "Even distances: the shortest draft runs", () => spread(length, some())),
     button("Cluster", "All at the front", () => place("front", some(), length)),
-    button("Scatter", "Block 0, and the others anywhere", () => scattered(some())),
+    button("Scatter", "Block 0, and the others anywhere", () => scattered(length, some())),
     button("One less", "Evenly spread", () => spread(length, Math.max(1, placed.length - 1))),
     button("One more", "Evenly spread", () => spread(length, Math.min(length, placed.length + 1))),
     ...racers.map((racer) => button(`As in ${racer.label}`, "What was run", () => racer.targets)),
   );
-}
-
-function scattered(k) {
-  const others = Array.from({ length: length - 1 }, (_, i) => i + 1);
-  const drawn = () => others.splice(Math.floor(Math.random() * others.length), 1)[0];
-  return [0, ...Array.from({ length: Math.min(k, length) - 1 }, drawn)];
 }
 
 // ------------------------------------------------------------------------------------------------------ a scene
@@ -419,7 +350,6 @@ function showScene(number) {
   setRate();
   showNumbers();
   length = racers[0].blocks.length;
-  focus = 0;
   costs = costsOf(racers);
   const kinds = ["target", "drafter"].filter((role) => costs.means[role] !== undefined);
   const parts = kinds.map((role) => `${costs.means[role].toFixed(3)} s a ${role} block`);
@@ -459,5 +389,4 @@ $("scene").append(
   }),
 );
 $("scene").addEventListener("change", () => showScene(Number($("scene").value)));
-addExplorer();
 showScene(0);

@@ -1,6 +1,7 @@
 """The race itself: one video after another from the same prompt, seed and noise, of models that are loaded once."""
 
 import base64
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,18 +9,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..backbones.base import Machine
 from ..errors import UsageError
-from ..generate import Listener, Loaded, generate, write_json
+from ..generate import Listener, Loaded, begun, generate, write_json
 from ..job import Job
+from ..machine import Machine
 from ..noise import noise
 from ..progress import Progress
 from ..rollout import rollout
 from ..schedule import Schedule
 from ..score import score
-from ..timeline import Prompts
-from ..video import keep, writable, write
+from ..timeline import BlockPrompts
+from ..writing import keep, writable, write
 from . import Clip, page
+
+log = logging.getLogger("specar")
 
 STEADY = 2  # blocks of a role after which nothing is done for the first time
 
@@ -38,23 +41,34 @@ def race(
     """Write the page `out`, the scores FILE.json and the videos FILE-1-POLICY.mp4 ... beside it; returns the scores.
 
     jobs: they differ in prompts and schedules only; paths: as `generate` takes them; embed: the page holds the videos,
-    which lie beside it all the same. A race that does not finish keeps its whole videos.
+    which lie beside it all the same. The same race again goes on with one that did not finish: its whole videos stay,
+    and the one in work is resumed.
     """
     if len({job.schedule.policy for job in jobs}) < 2:
         raise UsageError("a race takes two or more different policies: --policy spread:2 --policy target-only")
     if out.suffix.lower() != ".html":
         raise UsageError(f"{out} does not end in .html, as the page of a race does")
     videos = [out.with_name(f"{out.stem}-{number}-{_slug(job)}.mp4") for number, job in enumerate(jobs, 1)]
+    resume = [not overwrite and begun(job, machine, paths, video) for job, video in zip(jobs, videos, strict=True)]
     if not overwrite:
-        keep(out, out.with_suffix(".json"), *videos, *(video.with_suffix(".json") for video in videos))
+        new = [video for video, there in zip(videos, resume, strict=True) if not there]
+        keep(out, *new, *(file.with_suffix(".json") for file in (new if any(resume) else [out, *new])))
     writable(out, out.with_suffix(".json"), *videos)
     loaded = Loaded(jobs, machine, paths)
-    _warm_up(jobs, loaded, listening(jobs[0]), progress)
-    clips = []
-    for job, video in zip(jobs, videos, strict=True):
-        told = listening(job)
-        report = generate(job, machine, paths, video, overwrite=overwrite, listener=told, loaded=loaded)
-        clips.append(Clip(_embedded(video) if embed else quote(video.name), report))
+    if not all(there and video.exists() for video, there in zip(videos, resume, strict=True)):
+        _warm_up(jobs, loaded, listening(jobs[0]), progress)
+    reports = []
+    try:
+        for job, video, there in zip(jobs, videos, resume, strict=True):
+            heard = listening(job)
+            reports.append(
+                generate(job, machine, paths, video, overwrite=overwrite, resume=there, listener=heard, loaded=loaded)
+            )
+    except BaseException:
+        log.warning("Go on with the whole race: the same command again, without --overwrite")
+        raise
+    addresses = [_embedded(video) if embed else quote(video.name) for video in videos]
+    clips = [Clip(address, report) for address, report in zip(addresses, reports, strict=True)]
     scores = score(videos, progress)
     write_json(scores, out.with_suffix(".json"))
     write(out, page(clips, scores).encode("utf-8", "replace"))
@@ -66,7 +80,7 @@ def _warm_up(jobs: Sequence[Job], loaded: Loaded, listener: Listener, progress: 
     roles = [role for role in ("target", "drafter") if any(role in job.roles for job in jobs)]
     blocks, targets = STEADY * len(roles), range(STEADY if "target" in roles else 0)
     job = replace(jobs[0], cues=jobs[0].cues[:1], schedule=Schedule(blocks, tuple(targets)))
-    prompts = Prompts(job.cues, loaded.prompt(job, listener))
+    prompts = BlockPrompts(job.cues, loaded.prompt(job, listener))
     shape = job.backbone.geometry.latent_shape(job.width, job.height)
     found = rollout(
         loaded.pair(job, listener),

@@ -19,7 +19,8 @@ const PLACES = {
 
 /** The target blocks of a policy with its number, in order; null where only the run can tell. */
 export function place(policy, number, blocks) {
-  return PLACES[policy]?.(blocks, number) ?? null;
+  const where = PLACES[policy];
+  return where && (where.length < 2 || Number.isInteger(number)) ? where(blocks, number) : null;
 }
 
 /** The target blocks that a text lists, in order; null if it does not list blocks of this video. */
@@ -41,11 +42,3 @@ export function longestDraftRun(targets, blocks) {
 
 /** The longest draft run that k target blocks can promise, block 0 being one of them. */
 export const bound = (blocks, k) => Math.ceil(blocks / k) - 1;
-
-/** pair: what the Scheduler's definition says about a pair's blocks (fps, and frames of the first and of a later one). */
-export const frames = (blocks, pair) => pair.first_frames + (blocks - 1) * pair.later_frames;
-
-export function blocksForSeconds(seconds, pair) {
-  const wanted = Math.ceil(seconds * pair.fps - 1e-9);
-  return 1 + Math.max(0, Math.ceil((wanted - pair.first_frames) / pair.later_frames));
-}

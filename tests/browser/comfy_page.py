@@ -114,7 +114,7 @@ class ComfyPage:
             }""",
             node,
         )
-        return "".join("T" if role == "target" else "d" for role in roles)
+        return "".join("T" if role.startswith("target") else "d" for role in roles)
 
     def block(self, index: int) -> Locator:
         return self.timeline.locator(f'[data-block="{index}"]')

@@ -49,6 +49,15 @@ def test_saving_and_loading_again_changes_nothing(comfy, workflow):
     assert again == saved
 
 
+def test_a_file_from_before_an_input_has_its_default(comfy):
+    told = json.loads(next(path for path in WORKFLOWS if path.stem == "tiny").read_text("utf-8"))
+    (scheduler,) = (node for node in told["nodes"] if node["type"] == "SpecARScheduler")
+    del scheduler["widgets_values"][7:]
+    comfy.load(told)
+    inputs = comfy.inputs("SpecARScheduler")
+    assert (inputs["positions"], inputs["custom"], inputs["stitch"]) == ("0", "", 0)
+
+
 def test_missing_models_are_named_with_their_origin(comfy, workflow):
     told = json.loads(workflow.read_text("utf-8"))
     models = [model for node in told["nodes"] for model in node["properties"].get("models", [])]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from specar_core.video import read_metadata
+from specar_core.mp4 import read_metadata
 
 TINY = json.loads((Path(__file__).parents[2] / "workflows" / "tiny.json").read_text("utf-8"))
 DROP = """async address => {

@@ -40,6 +40,8 @@ LINES = [
     "13s fade: y",
     "14s:",
     "15scut: y",
+    "1:30: y",
+    "17s:3 foxes",
     ": y",
 ]
 timelines = st.lists(

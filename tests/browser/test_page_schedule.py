@@ -3,9 +3,6 @@
 from itertools import combinations
 from pathlib import Path
 
-import pytest
-
-from specar_core.backbones import NAMES, backbone
 from specar_core.errors import UsageError
 from specar_core.policies import parse
 from specar_core.schedule import Schedule, spread
@@ -24,7 +21,7 @@ def test_target_blocks(script):
 
 
 def test_what_only_a_run_can_tell(script):
-    assert script("place", [("random", 3, 9), ("stride", 0, 9), ("", None, 9)]) == [None] * 3
+    assert script("place", [("random", 3, 9), ("stride", 0, 9), ("", None, 9), ("spread", None, 9)]) == [None] * 4
 
 
 def test_longest_draft_run(script):
@@ -51,13 +48,3 @@ def test_positions(script):
         except UsageError:
             expected.append(None)
     assert script("parsePositions", [(text, 60) for text in texts]) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_length(script, name):
-    geometry = backbone(name).geometry
-    told = {"fps": geometry.fps, "first_frames": geometry.frames(1), "later_frames": geometry.later_frames}
-    seconds = [tenths / 10 for tenths in range(1, 3000)]
-    assert script("blocksForSeconds", [(s, told) for s in seconds]) == [geometry.blocks_for_seconds(s) for s in seconds]
-    blocks = range(1, 301)
-    assert script("frames", [(count, told) for count in blocks]) == [geometry.frames(count) for count in blocks]

@@ -90,6 +90,8 @@ def test_the_race_runs_in_its_node(comfy, forget):
     for video in videos.all():
         expect(video).to_have_js_property("readyState", 4, timeout=30_000)
         assert video.evaluate("video => video.duration") == pytest.approx(18 / 16, abs=0.1)
+    paper = "() => getComputedStyle(document.querySelector('iframe.specar-race').contentDocument.body).backgroundColor"
+    assert comfy.page.evaluate(paper) == "rgb(19, 20, 23)", "dark, as ComfyUI is"
     page.get_by_text("Same frame").click()
     page.get_by_text("Race", exact=True).click()
     page.get_by_role("button", name="Start").click()

@@ -116,6 +116,10 @@ def test_it_follows_the_widgets(timeline):
     assert timeline.blocks() == "TdTT"
     timeline.change("SpecARScheduler", blocks=12, policy="list", positions="0,11")
     assert timeline.blocks() == "TddddddddddT"
+    timeline.change("SpecARScheduler", blocks=12, policy="custom", custom="max-run:5")
+    assert timeline.blocks() == "TdddddTddddd"
+    timeline.change("SpecARScheduler", custom="list:0,3")
+    assert timeline.blocks() == "TddTdddddddd"
     timeline.change("SpecARLoader", backbone="helios")
     timeline.change("SpecARScheduler", blocks=0, seconds=5.0, policy="auto")
     assert timeline.blocks() == "Tddd", "33 frames a block, 24 a second"
@@ -127,6 +131,8 @@ def test_it_follows_the_widgets(timeline):
     [
         (dict(policy="list", positions="0,8"), "positions must be blocks from 0 to 7"),
         (dict(policy="random", k=3), "known after a run"),
+        (dict(policy="custom", custom="spread"), "known after a run"),
+        (dict(policy="custom", custom="sdvg:0.7@3"), "settled while they are made"),
         (dict(policy="spread", k=30, blocks=2000), "30 of 2000 by the target (2%)"),
     ],
 )
@@ -182,7 +188,7 @@ def test_it_is_not_saved_and_not_sent(timeline):
     timeline.block(2).click()
     workflow, prompt = timeline.saved()
     (saved,) = (node for node in workflow["nodes"] if node["type"] == "SpecARScheduler")
-    assert saved["widgets_values"] == [5.0, 0, 96, 64, "list", 2, "0,2,4"]
+    assert saved["widgets_values"] == [5.0, 0, 96, 64, "list", 2, "0,2,4", "", 0]
     for told in prompt.values():
         assert not {"timeline", "provenance"} & told["inputs"].keys()
     timeline.load(workflow)

@@ -12,9 +12,9 @@ import torch
 from firefox import Firefox
 from playwright.sync_api import expect
 
-from specar_core.backbones.base import Machine
 from specar_core.backbones.tiny import TINY
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.race import Clip
 from specar_core.race import page as race_page
 from specar_core.race.run import race
@@ -144,13 +144,35 @@ def test_the_same_frame_of_every_video(page):
     expect(scrubber).to_have_value("7")
     times = page.evaluate("[...document.querySelectorAll('video')].map(video => video.currentTime)")
     assert times == pytest.approx([7.5 / 16] * 3)
-    expect(lane(page, "spread:2").locator(".screen p")).to_have_text("frame 7 of 30: block 1, target")
+    expect(lane(page, "spread:2").locator(".screen p")).to_have_text("frame 7: block 1, target")
     expect(lane(page, "draft-only").locator(".now")).to_have_attribute("title", re.compile("^block 1: drafter"))
     lane(page, "spread:2").locator(".pace li").nth(2).click()
     expect(scrubber).to_have_value("18")
     page.get_by_role("button", name="Play").click()
     expect(page.get_by_role("button", name="Play")).to_be_visible(timeout=10_000)  # again, at the end
     expect(scrubber).to_have_value("29")
+
+
+def test_the_same_frames_again_and_again(page):
+    page.get_by_text("Same frame").click()
+    page.get_by_label("Loop").check()
+    page.get_by_label("Speed").select_option("4")
+    page.get_by_role("button", name="Play").click()
+    seen = [0]
+    while len(seen) < 2000 and seen[-1] >= max(seen) / 2:
+        page.wait_for_timeout(10)
+        seen.append(int(page.get_by_role("slider").input_value()))
+    assert max(seen) > 20 > seen[-1], "it did not begin anew"
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+
+
+def test_a_click_on_a_picture_and_the_space_bar(page):
+    page.locator(".screen").first.click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.locator("h1").click()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()
+    assert page.evaluate("scrollY") == 0
 
 
 def costs(reports):
@@ -247,6 +269,10 @@ def test_another_scene_with_a_router(page, raced):
     assert told == [f"block {b}: target, {second['blocks'][b]['seconds']:.2f} s, 1 rejected" for b in (1, 2)]
     assert page.locator("[data-scores]:visible").count() == 1
     assert page.locator("[data-scores]:visible td").first.inner_text() == "race-4-spread-2.mp4"
+    figure = page.locator("figure:visible").filter(has=page.get_by_role("heading", name="Run position"))
+    assert {key.inner_text(): key.get_attribute("class") for key in figure.locator(".key").all()} == {
+        policy: lane(page, policy).locator(".key").get_attribute("class") for policy in ("spread:2", "sdvg:-9")
+    }
     check_explorer(page, raced[1][3:])
 
 
@@ -254,7 +280,8 @@ def test_its_text_works_in_a_frame(browser, raced):
     """As other pages show it, with the videos in it."""
     out, reports = raced
     videos = [base64.b64encode(video.read_bytes()).decode() for video in sorted(out.parent.glob("race-*.mp4"))[:2]]
-    clips = [Clip(f"data:video/mp4;base64,{data}", report) for data, report in zip(videos, reports, strict=False)]
+    reports = [reports[0], {**reports[1], "resumed_at": 1}]
+    clips = [Clip(f"data:video/mp4;base64,{data}", report) for data, report in zip(videos, reports, strict=True)]
     around = browser.new_page()
     complaints = []
     around.on("console", lambda message: complaints.append(message.text))
@@ -264,6 +291,9 @@ def test_its_text_works_in_a_frame(browser, raced):
     )
     frame = around.frame_locator("iframe")
     frame.get_by_label("Speed").select_option(str(bearable(reports)))
+    resumed = frame.locator(".lane").filter(has_text="Interrupted before block 1")
+    blocks = sum(block["seconds"] for block in reports[1]["blocks"])
+    expect(resumed.locator("dd").first).to_have_text(shown_seconds(blocks))
     frame.get_by_role("button", name="Start").click()
     expect(frame.locator("#result")).not_to_be_empty(timeout=60_000)
     expect(frame.locator(".screen.waiting")).to_have_count(0)
@@ -276,6 +306,8 @@ def test_its_text_works_in_a_frame(browser, raced):
 def test_it_is_readable_on_a_phone(page, scheme):
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme=scheme)
+    lanes = page.locator(".lane").evaluate_all("lanes => lanes.map(lane => lane.offsetHeight)")
+    assert sum(lanes) < 740, "a race is seen at once"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360  # nothing to scroll sideways
     small = page.evaluate(
         "[...document.querySelectorAll('#controls button, #placements button, select')]"

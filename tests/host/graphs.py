@@ -3,6 +3,7 @@
 from typing import Any
 
 Graph = dict[str, dict[str, Any]]
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
 PROMPT = "a large red ball bouncing on a plain grey background"
 
 
@@ -57,7 +58,8 @@ def with_latents(graph: Graph, name: str = "test", sampler: str = "sampler") -> 
 
 
 def from_workflow(workflow: dict[str, Any], definitions: dict[str, Any]) -> Graph:
-    """What the page would queue for a workflow file: widget values by position, links by number."""
+    """What the page would queue for a workflow file: widget values by position, links by number. Widgets that came
+    later than the file have their defaults."""
     sources = {link[0]: [str(link[1]), link[2]] for link in workflow["links"]}
     graph = {}
     for found in workflow["nodes"]:
@@ -66,14 +68,8 @@ def from_workflow(workflow: dict[str, Any], definitions: dict[str, Any]) -> Grap
         definition = definitions[found["type"]]["input"]
         values, inputs = list(found["widgets_values"]), {}
         for name, (kind, *options) in {**definition["required"], **definition.get("optional", {})}.items():
-            if isinstance(kind, list) or kind in (
-                "INT",
-                "FLOAT",
-                "STRING",
-                "BOOLEAN",
-                "COMBO",
-                "COMFY_DYNAMICCOMBO_V3",
-            ):
+            widget = isinstance(kind, list) or kind in WIDGETS
+            if widget and values:
                 inputs[name] = values.pop(0)
                 if options and options[0].get("control_after_generate"):
                     values.pop(0)

@@ -9,11 +9,11 @@ from graphs import PROMPT, node, tiny, with_latents
 from safetensors.torch import load_file, save_file
 from test_running import frames, latents
 
-from specar_core.backbones.base import Machine
 from specar_core.backbones.session import Rolling, SessionPair
 from specar_core.backbones.tiny import TINY
 from specar_core.generate import Listener, generate
 from specar_core.job import resolve
+from specar_core.machine import Machine
 from specar_core.models.vae import MEAN, STD
 from specar_core.models.wan import sdpa
 from specar_core.rollout import rollout

@@ -7,25 +7,25 @@ import pytest
 from conftest import CHECKOUT, PACK_NAME, installed
 from graphs import from_workflow
 
-from specar_core.video import read_metadata
+from specar_core.mp4 import read_metadata
 
 # Published: graphs in the world hold widget values by position, so this only ever grows, at each node's end.
 INPUTS = {
     "SpecARLoader": "backbone target drafter precision attention text_encoder vae",
-    "SpecARScheduler": "models seconds blocks width height policy k positions prompts",
+    "SpecARScheduler": "models seconds blocks width height policy k positions prompts custom stitch",
     "SpecARSpeculativeSampler": "models schedule positive vae seed negative start_image source_video strength",
     "SpecARVideoDecode": "samples vae report images",
     "SpecARPromptTimeline": "models clip timeline",
     "SpecARPromptList": "clip prompts",
     "SpecARLora": "models lora strength role",
-    "SpecARRace": "video_1 report_1 video_2 report_2 video_3 report_3",
+    "SpecARRace": "video_1 report_1 video_2 report_2 video_3 report_3 scores",
 }
 OPTIONAL = {
     "SpecARLoader": "text_encoder vae",
-    "SpecARScheduler": "prompts",
+    "SpecARScheduler": "prompts custom stitch",
     "SpecARSpeculativeSampler": "negative start_image source_video strength",
     "SpecARVideoDecode": "report images",
-    "SpecARRace": "video_3 report_3",
+    "SpecARRace": "video_3 report_3 scores",
 }
 OUTPUTS = {
     "SpecARLoader": ["SPECAR_MODELS", "CLIP", "VAE"],

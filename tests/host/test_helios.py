@@ -10,7 +10,8 @@ from graphs import from_workflow, node
 from safetensors.torch import save_file
 from test_running import frames
 
-from specar_core.backbones.helios import HELIOS, PUBLISHED
+from specar_core.backbones.helios import HELIOS
+from specar_core.backbones.helios_published import PUBLISHED
 from specar_core.models.helios import HeliosTransformer
 from specar_core.models.vae import VaeConfig, WanVAE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import CHECKOUT, PACK_NAME, copy_pack, installed, running, shipped_files
 from graphs import tiny
 
-from specar_core.video import read_metadata
+from specar_core.mp4 import read_metadata
 
 
 def run(command, **options):

@@ -11,7 +11,7 @@ from graphs import node, tiny, with_latents
 from PIL import Image
 from safetensors.torch import load_file
 
-from specar_core.video import read_metadata
+from specar_core.mp4 import read_metadata
 
 
 def frames(path):

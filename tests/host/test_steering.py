@@ -17,7 +17,7 @@ from specar_core.backbones.tiny import TINY
 from specar_core.generate import Listener, generate
 from specar_core.inputs import Inputs
 from specar_core.job import resolve
-from specar_core.video import read_metadata
+from specar_core.mp4 import read_metadata
 
 SIZE = {"width": 64, "height": 48}
 TIMELINE = """0s: a large red ball bouncing on a plain grey background
@@ -229,6 +229,61 @@ def test_a_lora_that_changes_nothing(host, fresh, lora):
     )
 
 
+def routed(custom, **inputs):
+    """By SpecAR's own node for prompts, which tells their text."""
+    graph = tiny(**{"policy": "custom", "positive": ["list", 0], **inputs})
+    graph["list"] = node("SpecARPromptList", clip=["loader", 1], prompts=PROMPT)
+    graph["schedule"]["inputs"]["custom"] = custom
+    del graph["text"]
+    return graph
+
+
+def test_a_router(host, fresh, tmp_path):
+    run = fresh.run(with_latents(routed("sdvg:0.7", blocks=4)))
+    results = []
+    job, _ = resolve(TINY, prompt=PROMPT, blocks=4, schedule="sdvg:0.7", **SIZE)
+    expected = generate(job, MACHINE, TINY.shipped, tmp_path / "a.mp4", listener=Listener(block=results.append))
+    made = torch.cat([result.latents for result in results], dim=2), frames(tmp_path / "a.mp4")
+    agrees(host, run, made)
+    (report,) = run.outputs["sampler"]["specar"]
+    assert report["schedule"] == expected["schedule"] and not report["schedule"]["planned"]
+    rejected = [block["rejected"] for block in report["blocks"]]
+    assert rejected == [block["rejected"] for block in expected["blocks"]] and 0 < sum(rejected) < 3
+    assert any("at least 1 by the target, longest draft run at most 3" in text for text in run.texts)
+    assert any(f"by the target, {sum(rejected)} drafts rejected" in text for text in run.texts)
+
+
+def test_a_time_budget_and_stitched_blocks(host, fresh):
+    run = fresh.run(routed("time-budget:60@1", blocks=3))
+    assert run.end == "execution_success", run.error
+    schedule = run.outputs["sampler"]["specar"][0]["schedule"]
+    assert (schedule["policy"], schedule["targets"][0]) == ("time-budget:60@1", 0)
+    graph = tiny(blocks=2, k=2)
+    graph["schedule"]["inputs"]["stitch"] = 2
+    run = fresh.run(graph)
+    (report,) = run.outputs["sampler"]["specar"]
+    assert report["options"]["stitch"] == 2 and [block["forwards"] for block in report["blocks"]] == [4, 4]
+    graph["loader"]["inputs"]["backbone"] = "helios"
+    graph["text"] = node("ProbeConditioning", width=4096, prompts=1)
+    graph["schedule"]["inputs"] |= {"width": 0, "height": 0}
+    assert "'stitch' is not an option of helios" in fresh.run(graph).error
+
+
+def test_routers_that_cannot_judge_are_refused(fresh):
+    graph = routed("sdvg:0.5")
+    graph["text"] = tiny()["text"]
+    graph["sampler"]["inputs"]["positive"] = ["text", 0]
+    assert "`positive` does not tell it: connect a SpecAR Prompt Timeline" in fresh.run(graph).error
+    graph = routed("sdvg:0.5")
+    graph["list"]["inputs"]["prompts"] = "a fox in snow"
+    assert "drafts of 'a fox in snow' cannot be judged" in fresh.run(graph).error
+    assert "unknown schedule 'sdgv:1'" in fresh.run(routed("sdgv:1")).error
+    graph = routed("sdvg:0.5", positive=["probe", 0], backbone="krea")
+    graph["list"] = graph["probe"] = node("ProbeConditioning", width=4096, prompts=1)
+    error = fresh.run(graph).error
+    assert "pip install torch torchvision image-reward" in error and "SPECAR_IMAGE_REWARD" in error
+
+
 def race(**more):
     """The drafter against the target, from the same noise."""
     graph = tiny()
@@ -260,6 +315,17 @@ def test_a_race(host, fresh):
     assert beside[:, :16].max() > 150 and np.median(beside[:, :16]) < 20, "labels above"
     assert "specar" not in read_metadata(host.output(run.outputs["save"]))
     assert "race" not in fresh.run(race()).executed
+    assert "<svg" not in told["page"]
+
+
+def test_a_race_with_scores(fresh):
+    graph = race(scores=True)
+    graph["schedule"]["inputs"]["policy"] = "target-only"
+    run = fresh.run(graph)
+    assert run.end == "execution_success", run.error
+    page = run.outputs["race"]["specar_race"][0]["page"]
+    assert page.count("<svg") >= 5 and ">PSNR<" in page, "likeness to the target-only video"
+    assert any("measuring" in text for text in run.texts)
 
 
 def test_a_race_of_half_a_third_video_is_refused(fresh):

@@ -1,29 +1,29 @@
-"""VBench (arXiv:2311.17982) on finished videos: its six dimensions for any video, in an environment of its own.
+"""VBench (arXiv:2311.17982) on finished videos: its six dimensions for any video.
 
-Its package pins old releases of others, so it cannot be imported here. What six numbers "Quality-6" are and how they
-are averaged is not published; these are the dimensions that VBench offers for videos of any prompt, with its own
-bounds and weights (scripts/constant.py, scripts/cal_final_score.py of https://github.com/Vchitect/VBench).
+What six numbers "Quality-6" are and how they are averaged is not published; these are the dimensions that VBench
+offers for videos of any prompt, with its own bounds and weights (scripts/constant.py, scripts/cal_final_score.py of
+https://github.com/Vchitect/VBench).
 """
 
-import json
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .errors import SpecarError
-from .metrics import Json
+from ..errors import SpecarError
+from ..metrics import Json
+from ..score import aligned
+from .outside import Outside
 
-VARIABLE = "SPECAR_VBENCH"
-INSTALL = (
-    "python3.11 -m venv vbench && vbench/bin/pip install vbench==0.1.5 pyiqa==0.1.10 torch==2.5.1 torchvision==0.20.1 "
-    f"'setuptools<81' && export {VARIABLE}=$PWD/vbench/bin/python"
+VBENCH = Outside(
+    "VBench",
+    "SPECAR_VBENCH",
+    "1.7 GB of models",
+    "vbench",
+    "vbench==0.1.5 pyiqa==0.1.10 torch==2.5.1 torchvision==0.20.1 'setuptools<81'",
 )
-WORKER = Path(__file__).with_name("vbench_worker.py")
 # By dimension: the bounds between which it is normalised, and its weight.
 DIMENSIONS = {
     "subject_consistency": (0.1462, 1.0, 1.0),
@@ -37,20 +37,12 @@ DIMENSIONS = {
 
 def vbench(videos: Sequence[Path]) -> Json:
     """Scores of each video and their means. SpecarError, with what to install, if VBench does not run."""
-    python = os.environ.get(VARIABLE)
-    if not python:
-        raise SpecarError(f"VBench needs an environment of its own, and downloads 1.7 GB of models. Once:\n{INSTALL}")
-    with tempfile.TemporaryDirectory() as folder:
+    with VBENCH.open() as ask, tempfile.TemporaryDirectory() as folder:
         copies, results = Path(folder, "videos"), Path(folder, "results")
         copies.mkdir()
         for number, video in enumerate(videos):  # two videos may have the same name
             shutil.copyfile(video, copies / f"{number}.mp4")
-        command = [python, str(WORKER), str(copies), str(results), *DIMENSIONS]
-        try:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SpecarError(f"VBench failed ({error}); its own words are above. To install it: {INSTALL}") from error
-        told = json.loads((results / "specar_eval_results.json").read_text("utf-8"))
+        told = ask(videos=str(copies), results=str(results), dimensions=list(DIMENSIONS))
     return parse(told, [video.name for video in videos])
 
 
@@ -82,10 +74,8 @@ def averaged(scores: dict[str, float]) -> dict[str, float]:
 
 
 def table(told: Json) -> str:
-    lines = [["video", *DIMENSIONS, "Q6w", "Q6m"]]
-    for clip in [*told["clips"], {"video": "mean", **told["mean"]}]:
-        lines.append([clip["video"], *(f"{clip[name]:.4f}" for name in lines[0][1:])])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    names = [*DIMENSIONS, "Q6w", "Q6m"]
+    clips = [*told["clips"], {"video": "mean", **told["mean"]}]
+    lines = [["video", *names], *([clip["video"], *(f"{clip[name]:.4f}" for name in names)] for clip in clips)]
     note = f"{told['source']}, n = {told['n']}; a still clip scores well on all but dynamic_degree"
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*text, note])
+    return "\n".join([*aligned(lines), note])
