@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from specar_core.backbones import backbone
 from specar_core.backbones.session import SessionPair
@@ -30,8 +31,10 @@ from specar_core.job import Job, resolve
 from specar_core.machine import Machine
 from specar_core.models import graphs
 from specar_core.models.low_precision import product, quantised
-from specar_core.models.wan import WAN_14B, CausalWan, KeyValueCache, WanConfig
+from specar_core.models.vae import WanVAE
+from specar_core.models.wan import WAN_14B, CausalWan, KeyValueCache
 from specar_core.noise import noise
+from specar_core.schedule import Role
 from specar_core.tensor_files import open_checkpoint
 from specar_core.weights import load_into
 
@@ -64,41 +67,21 @@ def ceilings(device: torch.device) -> dict[str, float]:
     return found
 
 
-def operations(config: WanConfig, queries: int, keys: int) -> int:
-    """Of one forward of `queries` tokens that see `keys` tokens of video."""
-    layers = 2 * queries * (6 * config.dim**2 + 2 * config.dim * config.ffn_dim)
-    attention = 4 * queries * (keys + config.text_len) * config.dim
-    return config.num_layers * (layers + attention)
-
-
-@torch.inference_mode()
-def calls(pair: SessionPair, job: Job, best: float) -> dict[str, Any]:
-    """Milliseconds of each kind of call a block is made of, as a rollout makes them: on the device, until they are
-    launched, and the share of `best` operations a second that they reach."""
+def calls(pair: SessionPair, job: Job) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each kind of call that a block is made of, as a rollout makes it."""
     block = torch.randn(pair.geometry.latent_shape(job.width, job.height), device=pair.device)
-    found: dict[str, float] = {}
-    launch: dict[str, float] = {}
-    reached: dict[str, float] = {}
-
-    def measure(name: str, work: Callable[[], Any], amount: float = 0) -> None:
-        found[name], launch[name] = milliseconds(work), launching(work)
-        if amount:
-            reached[name] = round(100 * amount / (found[name] / 1000) / best, 1)
-
+    prompt = torch.randn(1, *job.backbone.text_shape, device=pair.device)
     for role, model in pair.models.items():
-        forwards(role, model, block, job, measure)
+        yield from forwards(role, model, block, prompt)
     _, state = pair.vae.decode(block)
-
-    measure("vae decode, one block", lambda: decode_on(pair.vae, block, state, at_once=pair.decoded_at_once))
+    yield "vae decode, one block", lambda: decode_on(pair.vae, block, state, at_once=pair.decoded_at_once)
     frame = torch.rand(1, 3, 1, job.height, job.width, device=pair.device)
-    measure("vae encode, one frame", lambda: pair.vae.encode(frame))
-    return {"milliseconds": found, "launch_milliseconds": launch, "percent_of_ceiling": reached}
+    yield "vae encode, one frame", lambda: pair.vae.encode(frame)
 
 
-def forwards(role: str, model: CausalWan, block: Tensor, job: Job, measure: Callable[..., None]) -> None:
-    prompt = torch.randn(1, *job.backbone.text_shape, device=block.device)
-    size = block.shape[-1] * block.shape[-2] // 4
-    text, cache = model.encode_text(prompt), KeyValueCache(model, 1, 6, size)
+def forwards(role: Role, model: CausalWan, block: Tensor, prompt: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    text = model.encode_text(prompt)
+    cache = KeyValueCache(model, 1, 6, block.shape[-1] * block.shape[-2] // 4)
     forward: Callable[..., Any] = partial(model, cache=cache)
     if graphs.usable(model, cache):
         forward = graphs.Forwards(model, cache)
@@ -113,14 +96,43 @@ def forwards(role: str, model: CausalWan, block: Tensor, job: Job, measure: Call
         cache.clear()
         forward(both, torch.cat([clean, noisy], dim=1), text, first_frame=0, group=3, wanted=3)
 
-    def step() -> None:
-        forward(block, noisy, text, first_frame=3)
+    yield f"{role} context pass", context_pass
+    yield f"{role} first step with context pass", first_step
+    yield f"{role} step", lambda: forward(block, noisy, text, first_frame=3)
+    yield f"{role} text keys", lambda: model.encode_text(prompt)
 
-    alone, behind = operations(model.config, 3 * size, 3 * size), operations(model.config, 3 * size, 6 * size)
-    measure(f"{role} context pass", context_pass)
-    measure(f"{role} first step with context pass", first_step, alone + behind)
-    measure(f"{role} step", step, behind)
-    measure(f"{role} text keys", lambda: model.encode_text(prompt))
+
+@torch.inference_mode()
+def counted(job: Job) -> dict[str, int]:
+    """Floating-point operations of each kind of call, as torch counts them."""
+    with torch.device("meta"):
+        models, vae = {role: job.backbone.outline(role) for role in job.roles}, WanVAE(job.backbone.vae_config)
+    pair = job.backbone.pair(models, vae, job, "sdpa")
+    found = {}
+    for name, work in calls(pair, job):
+        with FlopCounterMode(display=False) as counter:
+            work()
+        found[name] = counter.get_total_flops()
+    return found
+
+
+@torch.inference_mode()
+def measured(pair: SessionPair, job: Job, precision: str, best: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each kind of call on the device and until it is launched, its operations, and what share they
+    reach of the `best` operations a second that the precision has; the VAE is never in fp8."""
+    operations, found, launch = counted(job), {}, {}
+    for name, work in calls(pair, job):
+        found[name], launch[name] = milliseconds(work), launching(work)
+    reached = {}
+    for name, ms in found.items():
+        ceiling = best.get("bf16" if name.startswith("vae") else precision, 1e12)
+        reached[name] = round(100 * operations[name] / (ms / 1000) / ceiling, 1)
+    return {
+        "milliseconds": found,
+        "launch_milliseconds": launch,
+        "operations": operations,
+        "percent_of_ceiling": reached,
+    }
 
 
 @torch.inference_mode()
@@ -213,8 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         video(pair, resolve(pair_of, blocks=3, k=1)[0])
         report["warm_up_seconds"] = round(time.perf_counter() - started, 1)
         print(precision, pair.describe(), "warm after", report["warm_up_seconds"], "s", flush=True)
-        measured = calls(pair, job, best.get(precision, 1e12))
-        for name, values in measured.items():
+        for name, values in measured(pair, job, precision, best).items():
             section(name, partial(dict, values))
         latents[precision] = []
         whole = video(pair, job, latents[precision])

@@ -164,7 +164,7 @@ def test_prompts_that_were_combined_are_refused(fresh):
     assert "those of one SpecAR Prompt Timeline" in fresh.run(graph).error
     graph = prompts_over_time()
     graph["prompts"]["inputs"]["timeline"] = "0s: a\n0s: b"
-    assert "line 2 of the timeline begins at 0 s" in fresh.run(graph).error
+    assert "line 2 of the timeline is not after the one above" in fresh.run(graph).error
 
 
 def test_a_video_for_each_prompt_of_a_list(host, fresh):
