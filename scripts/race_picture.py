@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 TARGET = Path(__file__).parents[1] / "docs" / "race.webp"
-POLICIES = ("spread:2", "sdvg:0.9", "target-only")
+POLICIES = ("spread:3", "sdvg:0.9")  # as many target blocks each
 WIDTH, SHOWN = 1000, 760  # pixels of the page and of the picture
 PAUSE, END = 1000, 4000  # milliseconds before the start and behind the finish
 
