@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,7 +18,6 @@ import typer
 
 from . import __version__
 from .backbones import NAMES, backbone
-from .command import interrupt
 from .console import Guarded, Said, say, stderr
 from .earlier import merged, read_report, told_by
 from .errors import SpecarError, UsageError
@@ -72,7 +70,6 @@ def start(
     logger = logging.getLogger("specar")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     logger.handlers = [Said()]
-    signal.signal(signal.SIGTERM, interrupt)  # a polite kill keeps the finished blocks, like Ctrl-C
 
 
 def video(

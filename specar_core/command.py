@@ -26,6 +26,7 @@ def interrupt(kind: int, frame: FrameType | None) -> None:
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)  # a polite kill keeps the finished blocks, like Ctrl-C
     try:
         from .cli import main as run
 

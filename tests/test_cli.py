@@ -364,7 +364,7 @@ def test_nan_in_a_block_keeps_the_blocks_before_it(here):
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_keeps_the_finished_blocks(here, kind):
-    command = [sys.executable, "-m", "specar_core.cli", *TINY_VIDEO, "--blocks", "500", "--out", "t.mp4"]
+    command = [sys.executable, "-m", "specar_core.command", *TINY_VIDEO, "--blocks", "500", "--out", "t.mp4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
