@@ -17,7 +17,7 @@ import torch
 from killed import CPU, frames
 from models import golden_pair
 from safetensors.torch import load_file, save_file
-from small import VAE_CONFIG, small_backbone
+from small import VAE_CONFIG
 from test_rollout import PROMPT, latents, play, seeded
 from typer.testing import CliRunner
 
@@ -41,16 +41,8 @@ ROOT = Path(__file__).parents[1]
 STRANGE = "\u89c6\u9891 \u0442\u0435\u0441\u0442 \xe9"
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return small_backbone(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
-def specar(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "backbone", lambda name: small)
-
+def specar(here):
     def run(*arguments):
         return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
@@ -192,22 +184,22 @@ STAGES = ("text", "load the target", "load the drafter", "load the vae", "denois
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_interrupt_at_any_stage_is_followed_by_a_clean_run_R95(small, tmp_path, stage, monkeypatch):
+def test_an_interrupt_at_any_stage_is_followed_by_a_clean_run_R95(backbone, tmp_path, stage, monkeypatch):
     """Downloads: `test_an_exception_in_progress_keeps_what_has_arrived`."""
 
     def interrupted(*_):
         raise Interrupted
 
-    job, _ = resolve(small, prompt="a ball", blocks=4, k=2, options={"drafter_context": "rolling:9"})
+    job, _ = resolve(backbone, prompt="a ball", blocks=4, k=2, options={"drafter_context": "rolling:9"})
     out = tmp_path / "a.mp4"
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
         if stage == "text":
             patched.setattr(TinyText, "encode", interrupted)
-        generate(job, CPU, small.shipped, out, listener=at(stage))
-    report = generate(job, CPU, small.shipped, out, resume=(tmp_path / "a.run").exists())
+        generate(job, CPU, backbone.shipped, out, listener=at(stage))
+    report = generate(job, CPU, backbone.shipped, out, resume=(tmp_path / "a.run").exists())
     kept = 0 if stage.startswith(("load", "text")) else 3 if stage == "encode" else 2
     assert (report["resumed_at"] or 0) == kept
-    generate(job, CPU, small.shipped, tmp_path / "b.mp4")
+    generate(job, CPU, backbone.shipped, tmp_path / "b.mp4")
     assert frames(out) == frames(tmp_path / "b.mp4")
     assert sorted(os.listdir(tmp_path)) == ["a.json", "a.mp4", "b.json", "b.mp4"]
 
@@ -215,8 +207,8 @@ def test_an_interrupt_at_any_stage_is_followed_by_a_clean_run_R95(small, tmp_pat
 # Not a number
 
 
-def damaged(small, folder: Path, role: str) -> Path:
-    weights = load_file(small.shipped[role])
+def damaged(backbone, folder: Path, role: str) -> Path:
+    weights = load_file(backbone.shipped[role])
     name = "head.head.bias" if role != "vae" else "decoder.head.2.bias"
     weights[name] = torch.full_like(weights[name], float("nan"))
     save_file(weights, folder / "nan.safetensors")
@@ -224,8 +216,8 @@ def damaged(small, folder: Path, role: str) -> Path:
 
 
 @pytest.mark.parametrize("role, words", [("target", r"block 0 (target) came out with NaN"), ("vae", "decoded to NaN")])
-def test_not_a_number_from_the_start_is_a_failure_and_leaves_no_video_R37_R39(small, specar, tmp_path, role, words):
-    path = damaged(small, tmp_path, role)
+def test_not_a_number_from_the_start_is_a_failure_and_leaves_no_video_R37_R39(backbone, specar, tmp_path, role, words):
+    path = damaged(backbone, tmp_path, role)
     run = specar("generate", "--prompt", "ball", "--blocks", 2, f"--{role}", path, "--out", "a.mp4")
     assert run.exit_code == 1 and words in run.stderr and "precision" in run.stderr
     assert os.listdir(tmp_path) == ["nan.safetensors"]
@@ -264,11 +256,11 @@ def test_a_negative_prompt_without_guidance_is_refused_R78(specar):
 # Paths and text
 
 
-def test_paths_of_any_script_R73(small, specar, tmp_path):
+def test_paths_of_any_script_R73(backbone, specar, tmp_path):
     folder = tmp_path / STRANGE
     folder.mkdir()
     path = folder / f"{STRANGE}.safetensors"
-    path.write_bytes(small.shipped["drafter"].read_bytes())
+    path.write_bytes(backbone.shipped["drafter"].read_bytes())
     out = folder / f"{STRANGE}.mp4"
     run = specar("generate", "--prompt", "ball", "--blocks", 2, "--drafter", path, "--out", out)
     assert run.exit_code == 0, run.stderr
@@ -375,8 +367,8 @@ def test_shipped_graphs_name_no_folder_R59():
         assert not [name for name in models if "\\" in name or "/" in name]
 
 
-def test_a_small_page_file_is_named_R87(small, monkeypatch):
-    checkpoint = tensor_files.open_checkpoint(small.shipped["drafter"])
+def test_a_small_page_file_is_named_R87(backbone, monkeypatch):
+    checkpoint = tensor_files.open_checkpoint(backbone.shipped["drafter"])
 
     def too_small(*_, **__):
         raise OSError(22, "The paging file is too small for this operation to complete")

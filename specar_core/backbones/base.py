@@ -46,6 +46,11 @@ class Needs:
         return max(self.text, sum(self.rollout.values()))
 
 
+def roles_of(jobs: Sequence["Job"]) -> list[Role]:
+    """The models that any of these jobs needs."""
+    return [role for role in get_args(Role) if any(role in job.roles for job in jobs)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backbone(ABC):
     """A pair by name: what it is made of, its defaults, and how it is loaded.
@@ -128,9 +133,8 @@ class Backbone(ABC):
     ) -> Callable[["Job"], Pair]:
         """What any of these jobs needs, which differ in prompts and schedules only; then each one's pair at once."""
         choice = choose(machine.device, machine.dtype, machine.attention)
-        roles = [role for role in get_args(Role) if any(role in job.roles for job in jobs)]
         networks: dict[Role, Any] = {
-            role: self.load_network(role, paths[role], machine, choice.attend, progress) for role in roles
+            role: self.load_network(role, paths[role], machine, choice.attend, progress) for role in roles_of(jobs)
         }
         for role, network in networks.items():
             loras = [(f"lora {index}", lora) for index, lora in enumerate(jobs[0].loras, 1) if role in lora.roles]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..backbones.base import roles_of
 from ..errors import UsageError
 from ..generate import Listener, Loaded, begun, generate, write_json
 from ..job import Job
@@ -77,7 +78,7 @@ def race(
 
 def _warm_up(jobs: Sequence[Job], loaded: Loaded, listener: Listener, progress: Progress) -> None:
     """Some blocks of each role that nobody sees: whoever runs first must not pay for what is done once."""
-    roles = [role for role in ("target", "drafter") if any(role in job.roles for job in jobs)]
+    roles = roles_of(jobs)
     blocks, targets = STEADY * len(roles), range(STEADY if "target" in roles else 0)
     job = replace(jobs[0], cues=jobs[0].cues[:1], schedule=Schedule(blocks, tuple(targets)))
     prompts = BlockPrompts(job.cues, loaded.prompt(job, listener))
