@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-RESAMPLES, SEED = 10_000, 0
+from specar_core.metrics import resampled
 
 
 def interval(values: ArrayLike) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def share(part: ArrayLike, whole: ArrayLike) -> dict[str, Any]:
 @cache
 def _drawn(prompts: int) -> np.ndarray:
     """Weights [RESAMPLES, prompts] of the prompts in each resample."""
-    return np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), RESAMPLES) / prompts
+    return resampled(prompts) / prompts
 
 
 def said(found: dict[str, Any], digits: int = 3) -> str:

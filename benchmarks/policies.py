@@ -1,7 +1,7 @@
 """Routers against fixed schedules on the tiny pair: quality at equal target count and at equal time.
 
     python -m benchmarks.policies --folder FOLDER --prompts 128
-    python -m benchmarks.policies --folder FOLDER --device cpu --prompts 4 --blocks 6 --k 2 --workers 1
+    python -m benchmarks.policies --folder FOLDER --device cpu --prompts 4 --blocks 6 --k 2
 
 Prompts and the noise of each block are the same for all policies, so differences are paired by prompt; scores are
 those of training/scores.py. Thresholds are set on other prompts and frozen. `agreement` routers judge by the package's
@@ -279,7 +279,7 @@ def plot(blocks: int, found: Mapping[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = study_options(__doc__, prompts=128, workers=8)
+    parser = study_options(__doc__, prompts=128)
     parser.add_argument("--calibration", type=int, default=32, help="other prompts, for thresholds")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--k", type=int, nargs="*", default=[2, 3, 6])

@@ -1,7 +1,7 @@
 """Where target blocks do most good: every placement at every useful k, on the tiny pair, scored against ground truth.
 
-    python -m benchmarks.schedule_study --folder FOLDER --prompts 128 --workers 12
-    python -m benchmarks.schedule_study --folder FOLDER --device cpu --prompts 4 --blocks 12 --workers 1
+    python -m benchmarks.schedule_study --folder FOLDER --prompts 128
+    python -m benchmarks.schedule_study --folder FOLDER --device cpu --prompts 4 --blocks 12
 
 Prompts and the noise of each block are the same for all schedules, so differences are paired by prompt. Writes
 FOLDER/schedule_study.json and plots, and prints the tables for docs/evidence.md. `--seconds` ends it earlier, with as

@@ -1,6 +1,7 @@
 """What the studies on the tiny pair have in common: options, prompts in chunks, workers, and where results go."""
 
 import argparse
+import functools
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ class Chunk:
     def scenes(self) -> list[Scene]:
         return [sample_scene(self.first + number) for number in range(self.prompts)]
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019 (a chunk is a value; its noise takes longer to draw than to use)
     def stage(self) -> Stage:
         return Stage(self.models, self.device, self.prompts, self.seed)
 
@@ -50,20 +52,20 @@ def chunks(
     ]
 
 
-def study_options(described: str, prompts: int, workers: int = 12) -> argparse.ArgumentParser:
+def study_options(described: str, prompts: int) -> argparse.ArgumentParser:
     """With the options of every study; described: its module's docstring."""
     parser = argparse.ArgumentParser(description=described.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--models", type=Path, default=FOLDER)
     parser.add_argument("--prompts", type=int, default=prompts)
-    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--workers", type=int, default=1, help="processes; one is best on a GPU")
     parser.add_argument("--device", default="cuda")
     return parser
 
 
 @contextmanager
 def team(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """`map` by several processes: the tiny pair keeps a processor busy and a GPU idle, so that they share it."""
+    """`map` by several processes. On a GPU they wait for one another more than they gain."""
     if workers == 1:
         yield map
         return

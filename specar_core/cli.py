@@ -1,6 +1,7 @@
 """The `specar` command. Results go to standard output, everything else to standard error.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Most imports stand where they are needed: torch alone
+takes more than a second.
 """
 
 import io
@@ -8,27 +9,21 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from . import __version__
 from .backbones import NAMES, backbone
 from .console import Guarded, Said, say, stderr
-from .earlier import merged, read_report, told_by
+from .earlier import merged, report_in, told_by
 from .errors import SpecarError, UsageError
 from .examples import EXAMPLES, example
+from .geometry import check_blocks
 from .policies import SPECS, parse
 from .routers import Open
-
-if TYPE_CHECKING:  # torch takes more than a second to import: only the commands that need it do
-    from .inputs import Inputs
-    from .job import Job
-    from .machine import Machine
 
 app = typer.Typer(
     name="specar",
@@ -183,6 +178,7 @@ def video(
     from . import files
     from .inputs import asked_inputs, changed_inputs
     from .job import only_one
+    from .making import machine_for, make_video, make_videos, numbered, resolved, show_plan
     from .plan import model_files
     from .report import changed_models
 
@@ -192,11 +188,11 @@ def video(
         if run_dir:
             raise UsageError("each video of a prompt file has its own run folder: leave out --run-dir")
         asked["prompt"] = prompts[0]
-    told = told_by(from_report, read_report(from_report)) if from_report else {}
+    told = told_by(from_report, report_in(from_report)) if from_report else {}
     settings = merged(told, {**given(asked), "options": given(options)})
     folders = [Path(), files.models_dir(models_dir) / "loras", *([from_report.parent] if from_report else [])]
     inputs = asked_inputs(lora or [], image, video_file, strength, told.get("inputs", {}), folders)
-    job, inputs_there = resolved(backbone_name or told.get("backbone", "krea"), settings, inputs)
+    job, inputs_there = resolved(backbone(backbone_name or told.get("backbone", "krea")), settings, inputs)
     for changed in changed_inputs(told.get("inputs", {}), job.told_options):
         say(f"notice: {changed}: expect another video")
     machine = machine_for(told, precision, attention, compiled)
@@ -263,164 +259,6 @@ def prompts_in(path: Path) -> list[str]:
     return prompts
 
 
-def machine_for(
-    told: dict[str, Any], precision: str | None = None, attention: str | None = None, compiled: bool | None = None
-) -> "Machine":
-    """This one; as it is asked for, else as an earlier video tells."""
-    from .machine import Machine
-
-    return Machine.here(
-        precision or told.get("precision"),
-        attention or told.get("attention", "auto"),
-        told.get("compile", False) if compiled is None else compiled,
-        told.get("threads"),
-    )
-
-
-def resolved(name: str, settings: dict[str, Any], inputs: "Inputs") -> tuple["Job", dict[str, Path]]:
-    """The job, and the files that go into it beside the models."""
-    from .job import resolve
-
-    if settings.keys().isdisjoint(("prompt", "timeline", "cues")):
-        raise UsageError("what should the video show? Give --prompt TEXT, or --example NAME of `specar examples`")
-    pair = backbone(name)
-    source, seen = inputs.source(pair.geometry.fps)
-    job, notices = resolve(pair, **settings, source=source)
-    job, matched = inputs.with_loras(job)
-    for notice in [*seen, *notices, *matched]:
-        say(f"notice: {notice}")
-    return job, inputs.paths
-
-
-def show_plan(
-    job: "Job",
-    machine: "Machine",
-    models_dir: Path | None,
-    named: dict[str, Path],
-    out: Path,
-    as_json: bool,
-    *,
-    overwrite: bool,
-    run_dir: Path | None,
-) -> None:
-    from . import files
-    from .plan import damaged_files, plan
-
-    models = files.models_dir(models_dir)
-    there, missing = files.find(job.files, models, named)
-    absent = [str(models / file.folder / file.name) for file in missing]
-    planned = plan(job, machine, absent, damaged_files(job.backbone, there))
-    refused = why_not(job, machine, out, overwrite=overwrite, run_dir=run_dir)
-    if as_json:
-        print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
-    else:
-        print(planned.text())
-        if refused:
-            print(f"refused   {refused}")
-    if refused or planned.missing_files or planned.damaged_files:
-        raise typer.Exit(1)
-
-
-def why_not(job: "Job", machine: "Machine", out: Path, *, overwrite: bool, run_dir: Path | None) -> str | None:
-    """What `generate` would say, models apart, before anything is loaded."""
-    from .refusal import CHANGES
-    from .video import check_place
-
-    folder = run_dir or out.with_suffix(".run")
-    try:
-        check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
-        able(job, machine, folder, CHANGES)
-    except (SpecarError, UsageError) as error:
-        return str(error)
-    return None
-
-
-def make_video(
-    job: "Job",
-    machine: "Machine",
-    paths: dict[str, Path],
-    out: Path,
-    as_json: bool,
-    *,
-    overwrite: bool,
-    run_dir: Path | None,
-    resume: bool = False,
-) -> None:
-    from .bars import run_bar
-    from .generate import generate
-    from .refusal import CHANGES
-    from .timeline import describe
-
-    machine = able(job, machine, run_dir or out.with_suffix(".run"), () if resume else CHANGES)
-    if len(job.cues) > 1:
-        for line in describe(job.cues, job.geometry):
-            say(f"prompt: {line}")
-    with run_bar(job, stderr) as listener:
-        report = generate(
-            job, machine, paths, out, overwrite=overwrite, run_dir=run_dir, resume=resume, listener=listener
-        )
-    print(json.dumps(report, indent=1) if as_json else out)
-
-
-def numbered(out: Path, number: int) -> Path:
-    return out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
-
-
-def make_videos(
-    job: "Job",
-    prompts: list[str],
-    machine: "Machine",
-    paths: dict[str, Path],
-    out: Path,
-    as_json: bool,
-    overwrite: bool,
-) -> None:
-    """A video of each prompt, one after another; what failed is listed at the end."""
-    from .bars import run_bar
-    from .generate import Loaded, generate
-    from .refusal import CHANGES
-    from .timeline import Cue
-
-    machine = able(job, machine, out.parent, CHANGES)
-    jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
-    loaded, reports, failures = Loaded(jobs, machine, paths), [], []
-    for number, one in enumerate(jobs, 1):
-        place = numbered(out, number)
-        try:
-            with run_bar(one, stderr) as listener:
-                report = generate(one, machine, paths, place, overwrite=overwrite, listener=listener, loaded=loaded)
-        except (SpecarError, UsageError) as error:
-            failures.append(f"{place}: {error}")
-            continue
-        reports.append(report)
-        if not as_json:
-            print(place)
-    if as_json:
-        print(json.dumps(reports, indent=1))
-    if failures:
-        raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
-
-
-def able(job: "Job", machine: "Machine", folder: Path, changes: Collection[str]) -> "Machine":
-    """The machine as it can run the job; SpecarError or UsageError if it cannot.
-
-    folder: where the video is kept until it is done; changes: the command's options that may help.
-    """
-    from .models.attention import named
-    from .models.compiled import no_compiler
-    from .plan import plan
-    from .refusal import refusal
-
-    if machine.compile and (reason := no_compiler(machine.device)):
-        say(f"notice: runs without --compile: {reason}")
-        machine = replace(machine, compile=False)
-    if machine.attention != "auto":
-        named(machine.device, machine.dtype, machine.attention)
-    if refused := refusal(plan(job, machine), machine, folder, changes):
-        raise SpecarError(refused)
-    return machine
-
-
 @app.command(help="Go on with an unfinished video.")
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="FILE.run beside the video.", show_default=False)],
@@ -430,6 +268,7 @@ def resume(
     from . import files
     from .checkpoint import read_run
     from .inputs import of_options
+    from .making import machine_for, make_video, resolved
     from .plan import model_files
 
     run = read_run(run_dir)
@@ -437,7 +276,7 @@ def resume(
         raise UsageError(f"{run_dir} is the run of a ComfyUI graph: queue the same graph again to go on with it")
     told = told_by(run_dir, run["report"])
     inputs = of_options(told["inputs"], run["files"], [])
-    job, inputs_there = resolved(told["backbone"], merged(told, {}), inputs)
+    job, inputs_there = resolved(backbone(told["backbone"]), merged(told, {}), inputs)
     machine = machine_for(told)
     known = {what: Path(file) for what, file in run["files"].items() if what not in job.inputs}
     named = {what: path for what, path in known.items() if path.exists()}
@@ -477,6 +316,7 @@ def race(
     from .bars import bar, run_listener
     from .inputs import Inputs
     from .machine import Machine
+    from .making import able, resolved
     from .plan import model_files
     from .race.run import race as run_race
 
@@ -485,7 +325,7 @@ def race(
         raise UsageError("what should the videos show? Give --prompt TEXT, or --example NAME of `specar examples`")
     asked = given({"seed": seed, "seconds": seconds, "blocks": blocks, "width": width, "height": height})
     jobs = [
-        resolved(backbone_name, {**asked, "prompt": text, "schedule": policy}, Inputs())[0]
+        resolved(backbone(backbone_name), {**asked, "prompt": text, "schedule": policy}, Inputs())[0]
         for text in shown
         for policy in policies or []
     ]
@@ -571,8 +411,7 @@ def schedule(
     asked = given({"spread": whole(k, "k"), "": schedule, "max-run": whole(max_run, "max-run")})
     if len(asked) != 1:
         raise UsageError("give one of --k, --schedule and --max-run")
-    if blocks < 1:
-        raise UsageError(f"a video needs at least 1 block, not {blocks}")
+    check_blocks(blocks)
     ((name, value),) = asked.items()
     placed, notices = parse(f"{name}:{value}" if name else value, blocks)
     for notice in notices:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from .models.vae import StreamState, WanVAE
+from .models.streaming import StreamState
+from .models.vae import WanVAE
 
 
 def decode(vae: WanVAE, latents: Tensor, clip: int, dropped: int = 0) -> Iterator[Tensor]:

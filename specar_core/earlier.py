@@ -18,8 +18,8 @@ EXCLUSIVE = (
 )
 
 
-def read_report(path: Path) -> Any:
-    """From a report, or from the video that holds it."""
+def report_in(path: Path) -> Any:
+    """What a report says, or a video that holds one."""
     try:
         return load(read_metadata(path)["specar"]) if path.suffix.lower() == ".mp4" else read(path)
     except (SpecarError, KeyError):

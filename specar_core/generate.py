@@ -51,13 +51,14 @@ def generate(
     resume: bool = False,
     listener: Listener = Listener(),  # noqa: B008 (frozen)
     loaded: "Loaded | None" = None,
+    hint: bool = True,
 ) -> dict[str, Any]:
     """Write the video to `out` and its report beside it; returns the report.
 
     paths: the file of each model the job needs ("target", "drafter", "text encoder", "vae"), and of what else goes into
     it ("image" or "video", "lora 1", ...). A run that does not finish leaves its folder, `run_dir` or else FILE.run,
     from which `resume` goes on with the same job and models, and what it finished as FILE.partial.mp4 and .json.
-    loaded: what this video shares with others.
+    loaded: what this video shares with others. hint: say how to go on with it alone.
     """
     loaded = loaded or Loaded([job], machine, paths)
     needed = _needed(job, paths)
@@ -105,7 +106,7 @@ def generate(
                 todo = "Free some, or ask `specar plan` what takes less"
                 raise SpecarError(f"the GPU's memory ran out ({str(error).splitlines()[0]}). {todo}.") from error
             finally:
-                if run.used:
+                if hint and run.used:
                     log.warning("Go on with: specar resume %s", quote(str(run.folder)))
     return report
 

@@ -1,4 +1,4 @@
-"""The one place that converts seconds, frames, latent frames and blocks, and that checks sizes.
+"""The one place that converts seconds, frames, latent frames and blocks, and that checks lengths and sizes.
 
 A latent frame is one time step of the latent space; the first one of a clip decodes to 1 frame, each later one
 to 4. Krea and Self-Forcing decode one long clip (9, 12, 12, ... frames a block, the first 3 not delivered, which
@@ -18,6 +18,13 @@ def decoded_frames(latent_frames: int, clip: int) -> int:
     """Frames that latent frames decode to, `clip` of them in one stream."""
     whole, rest = divmod(latent_frames, clip)
     return whole * (4 * clip - 3) + (4 * rest - 3 if rest else 0)
+
+
+def check_blocks(count: int) -> None:
+    if count < 1:
+        raise UsageError(f"a video needs at least 1 block, not {count}")
+    if count > MOST_BLOCKS:
+        raise UsageError(f"a video has at most {MOST_BLOCKS:,} blocks, not {count:,}")
 
 
 @dataclass(frozen=True)

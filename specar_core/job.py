@@ -8,7 +8,7 @@ from .backbones.base import Backbone
 from .errors import UsageError
 from .files import ModelFile
 from .foreign import fits
-from .geometry import MOST_BLOCKS, Geometry
+from .geometry import Geometry, check_blocks
 from .lora import Lora
 from .policies import parse
 from .routers import Open, Routed
@@ -228,10 +228,7 @@ def _blocks(default: int, geometry: Geometry, seconds: float | None, blocks: int
         count = geometry.blocks_for_seconds(seconds)
     if frames is not None:
         count = geometry.blocks_for_frames(frames)
-    if count < 1:
-        raise UsageError(f"a video needs at least 1 block, not {count}")
-    if count > MOST_BLOCKS:
-        raise UsageError(f"a video has at most {MOST_BLOCKS:,} blocks, not {count:,}")
+    check_blocks(count)
     return count
 
 

@@ -111,7 +111,8 @@ def read_frames(path: Path) -> Iterator[Frame]:
     try:
         with av.open(str(path)) as container:
             for frame in container.decode(video=0):
-                picture = frame.to_ndarray(format="rgb24", src_colorspace="ITU709", dst_colorspace="ITU709")
+                # RGB has no matrix, see source.py.
+                picture = frame.to_ndarray(format="rgb24", src_colorspace="ITU709", dst_colorspace="DEFAULT")
                 yield np.asarray(picture, np.uint8)
     except (av.FFmpegError, OSError, IndexError) as error:
         raise SpecarError(f"Cannot read {path} as a video: {error}") from error

@@ -156,7 +156,7 @@ def curve(samples: Sequence[tuple[int, int, float]]) -> Json:
     np.add.at(sizes, (unit, positions), np.abs(differences))
     there = np.flatnonzero(counts.sum(0))
     counts, sums, sizes = counts[:, there], sums[:, there], sizes[:, there]
-    drawn = np.random.default_rng(SEED).multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
+    drawn = resampled(len(names))
     with np.errstate(invalid="ignore"):
         means = (drawn @ sums) / (drawn @ counts)
     low, high = np.nanpercentile(means, (2.5, 97.5), axis=0)
@@ -169,6 +169,11 @@ def curve(samples: Sequence[tuple[int, int, float]]) -> Json:
         "high": high.tolist(),
         "slope": float((positions * differences).sum() / (positions**2).sum()),
     }
+
+
+def resampled(units: int) -> np.ndarray:
+    """How often each unit is in each resample of the bootstrap: [RESAMPLES, units]."""
+    return np.random.default_rng(SEED).multinomial(units, np.full(units, 1 / units), RESAMPLES)
 
 
 def recovery(track: Track, reference: Track, layout: Layout) -> dict[str, float | None]:

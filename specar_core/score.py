@@ -45,7 +45,7 @@ class Video:
             progress(f"{what} {self.path.name}", done, self.layout.frames)
 
 
-def read_report(path: Path) -> Json:
+def report_of_video(path: Path) -> Json:
     """What a video says of itself, or the FILE.json beside it. Raises UsageError if there is neither."""
     if not path.is_file():
         raise UsageError(f"there is no video {path}")
@@ -61,7 +61,7 @@ def read_report(path: Path) -> Json:
 
 def read_video(path: Path, report: Json | None = None) -> Video:
     """report: the video's, if it is known from elsewhere."""
-    report = report or read_report(path)
+    report = report or report_of_video(path)
     geometry = backbone(report["backbone"]).geometry
     layout = Layout.of(report, geometry)
     if list(layout.starts) != sorted(set(layout.starts)):

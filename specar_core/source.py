@@ -195,7 +195,8 @@ class Shown:
         told: dict[str, Any] = {"src_color_range": frame.color_range} if frame.color_range else {}
         if frame.colorspace not in STATED:  # BT.709 for HD and BT.601 below, as players take it
             told["src_colorspace"] = "ITU709" if frame.height >= 720 else "ITU601"
-        told |= {"interpolation": "BICUBIC", "dst_color_range": "JPEG"}
+        # RGB has no matrix: PyAV before 17 heeds the source's only where this says another.
+        told |= {"interpolation": "BICUBIC", "dst_colorspace": "DEFAULT", "dst_color_range": "JPEG"}
         picture = frame.reformat(width=self._wide, height=frame.height, format="rgb24", **told).to_ndarray()
         return np.ascontiguousarray(np.rot90(picture, self._quarters))
 

@@ -241,6 +241,7 @@ def test_a_report_has_every_key(plain):
         (["--seconds", "0"], "more than 0 seconds, not 0"),
         (["--seconds", "-3"], "more than 0 seconds, not -3"),
         (["--blocks", "0"], "at least 1 block, not 0"),
+        (["--blocks", "100001"], "at most 100,000 blocks, not 100,001"),
         (["--frames", "0"], "at least 1 frame, not 0"),
         (["--k", "-1"], "at least 0, not -1"),
         (["--k", "2.5"], "whole number, not '2.5'"),
@@ -395,6 +396,7 @@ def test_schedule_command():
     assert "the longest is 5" in specar("schedule", "--blocks", 36, "--max-run", 5).stdout
     refused(2, "give one of", "schedule", "--blocks", 36)
     refused(2, "at least 1 block, not 0", "schedule", "--blocks", 0, "--k", 1)
+    refused(2, "at most 100,000 blocks, not 10,000,000,000", "schedule", "--blocks", 10**10, "--k", 1)
 
 
 def test_download_dry_run_lists_files_sizes_and_licences(here):

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from specar_core import cli
 from specar_core.backbones.causal_wan import GEOMETRY
 from specar_core.checkpoint import RunFolder, block_name, read_run
-from specar_core.earlier import merged, read_report, told_by
+from specar_core.earlier import merged, report_in, told_by
 from specar_core.errors import SpecarError, UsageError
 from specar_core.generate import generate
 from specar_core.inputs import Inputs, of_options
@@ -119,7 +119,7 @@ def test_a_report_with_anything_in_any_place(backbone, made, tmp_path):
     def check(bent):
         path.write_text(json.dumps(bent))
         try:
-            found = told_by(path, read_report(path))
+            found = told_by(path, report_in(path))
             inputs = of_options(found["inputs"], {}, [made.parent])
             job, _ = resolve(backbone, **merged(found, {}), source=inputs.source(16)[0])
             plan(inputs.with_loras(job)[0], CPU).text()
@@ -185,7 +185,7 @@ def test_what_is_no_json(tmp_path, text):
     for name in ("x.json", "run.json"):
         (tmp_path / name).write_bytes(text)
     with pytest.raises(UsageError, match="not the report"):
-        told_by(tmp_path / "x.json", read_report(tmp_path / "x.json"))
+        told_by(tmp_path / "x.json", report_in(tmp_path / "x.json"))
     with pytest.raises(UsageError, match="damaged, or another version"):
         read_run(tmp_path)
 
@@ -228,7 +228,7 @@ def test_a_terabyte_is_not_read(backbone, tmp_path):
     with pytest.raises(SpecarError, match="a text in it is too large"):
         read_metadata(video)
     report = sparse(tmp_path / "x.json", b"{")
-    assert allocated(lambda: read_report(report)) < 1e6
+    assert allocated(lambda: report_in(report)) < 1e6
     folder = stopped(backbone, tmp_path / "b.mp4", 2)
     sparse(folder / "block-000000-0000000000000000.safetensors", b"{")
     (folder / "run.json").unlink()
@@ -341,7 +341,7 @@ def test_prompts(backbone, tmp_path, what):
     job, _ = resolve(backbone, prompt=prompt, blocks=1)
     generate(job, CPU, backbone.shipped, tmp_path / "a.mp4")
     assert json.loads(read_metadata(tmp_path / "a.mp4")["specar"])["prompts"][0]["text"] == prompt
-    again = told_by(tmp_path / "a.json", read_report(tmp_path / "a.json"))
+    again = told_by(tmp_path / "a.json", report_in(tmp_path / "a.json"))
     written = prompt.encode("utf-8", "replace").decode()
     assert again["settings"]["cues"][0].text == written
     job, _ = resolve(backbone, **merged(again, {}))

@@ -12,7 +12,7 @@ from specar_core.models.attention import BACKENDS, Absent, choose, probe, self_t
 from specar_core.models.compiled import compile_blocks
 from specar_core.models.graphs import Forwards
 from specar_core.models.low_precision import Fp8Linear, quantised, unavailable
-from specar_core.models.vae import kernels
+from specar_core.models.streaming import Causal, kernels
 from specar_core.models.wan import KeyValueCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -42,6 +42,23 @@ def test_vae(dtype, tolerance):
         parts.append(frames)
     assert_close(torch.cat(parts, dim=2).float().cpu(), tensors["decode_whole"], tolerance)
     assert_close(vae.encode(tensors["pixels_in"].cuda())[0].cpu(), tensors["encode_9frames"], tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+def test_fewer_products_are_the_same_frames(dtype, tolerance):
+    latents, vae = golden("krea/sf_vae")[0]["z"].cuda(), golden_vae().to("cuda", dtype).arrange()
+    frames, state = vae.decode(latents)
+    latents, _ = vae.encode(frames)
+    convolutions = [layer for layer in vae.modules() if isinstance(layer, Causal) and layer.sums is not None]
+    assert {layer.together for layer in convolutions} == {2, 4}
+    for layer in convolutions:
+        layer.arranged = False
+    plain, plain_state = vae.decode(golden("krea/sf_vae")[0]["z"].cuda())
+    assert_close(frames.float(), plain.float(), tolerance)
+    assert_close(latents, vae.encode(frames)[0], tolerance)
+    for ours, theirs in zip(state.tails, plain_state.tails, strict=True):
+        if ours is not None:
+            assert_close(ours.float(), theirs.float(), tolerance)
 
 
 @pytest.mark.parametrize("how", ["as loaded", "joined and recorded", "compiled"])

@@ -128,6 +128,18 @@ def test_a_race_that_was_killed_goes_on(pair, tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == sorted(path.name for path in whole.parent.iterdir())
 
 
+def test_an_interrupted_race_tells_one_way_to_go_on(pair, tmp_path, caplog):
+    def interrupt(result):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        arguments = (CPU, pair.shipped, tmp_path / "r.html")
+        race(jobs(pair, "first", "target-only"), *arguments, listening=lambda job: Listener(block=interrupt))
+    assert (tmp_path / "r-1-first.run").exists()
+    (told,) = [line for line in caplog.messages if "o on with" in line]
+    assert told == "Go on with the whole race: the same command again, without --overwrite"
+
+
 def test_a_race_refuses_before_it_works(pair, tmp_path):
     with pytest.raises(UsageError, match="two or more different policies"):
         race(jobs(pair, "first", "first"), CPU, {}, tmp_path / "r.html")

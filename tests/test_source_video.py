@@ -169,8 +169,8 @@ def test_the_picture_on_the_cover_is_not_the_video(tmp_path):
     with av.open(str(tmp_path / "b.mkv"), "w") as container, av.open(str(path)) as given:
         cover = container.add_stream("mjpeg", rate=1)
         cover.width, cover.height, cover.pix_fmt = 80, 80, "yuvj420p"
-        cover.disposition = av.stream.Disposition.attached_pic
-        video = container.add_stream_from_template(given.streams.video[0])
+        cover.disposition = av.stream.Disposition.attached_pic.value
+        video = container.add_stream_from_template(given.streams.video[0], opaque=True)
         container.mux(cover.encode(av.VideoFrame.from_ndarray(np.zeros((80, 80, 3), np.uint8), format="rgb24")))
         for packet in given.demux(given.streams.video[0]):
             if packet.size:
@@ -207,6 +207,22 @@ def test_colours_are_those_of_a_player(tmp_path):
     found = opened(tmp_path / "a.mp4").frames(0, 4)
     middle = ((found[0, :, 2, 16, 6::12] + 1) * 127.5).T
     assert (middle - bars.float()).abs().max() < 4
+
+
+def test_colours_of_full_range(tmp_path):
+    """As telephones write them, in BT.709."""
+    levels = np.array([200, 60, 40])
+    luma = levels @ (0.2126, 0.7152, 0.0722)
+    planes = luma, 128 + (levels[2] - luma) / 1.8556, 128 + (levels[0] - luma) / 1.5748
+    values = np.repeat(np.rint(planes), (32 * 48, 16 * 24, 16 * 24)).astype(np.uint8).reshape(48, 48)
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=16, options={"crf": "1"})
+        stream.width, stream.height, stream.pix_fmt = *SIZE, "yuvj420p"
+        stream.codec_context.colorspace, stream.codec_context.color_range = 1, 2
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(values, format="yuvj420p")))
+        container.mux(stream.encode())
+    found = (opened(tmp_path / "a.mp4").frames(0, 1) + 1) * 127.5
+    assert (found - torch.tensor(levels).view(1, 3, 1, 1, 1)).abs().max() < 4
 
 
 @pytest.mark.parametrize("data", [b"", b"no video", b"\0\0\0\x18ftypmp42" + b"0" * 100])
@@ -439,7 +455,7 @@ def test_a_gap_in_the_sound_is_silence(backbone, tmp_path):
     path = tmp_path / "s.mkv"
     with av.open(str(path), "w") as container, av.open(str(clip(tmp_path / "v.mp4", 36))) as given:
         video, audio = (
-            container.add_stream_from_template(given.streams.video[0]),
+            container.add_stream_from_template(given.streams.video[0], opaque=True),
             container.add_stream("pcm_f32le", 8000),
         )
         audio.layout = "mono"

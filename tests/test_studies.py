@@ -133,6 +133,15 @@ def test_the_study_of_changes_runs_on_a_processor(tmp_path, capsys):
     assert "| 3 | keyed:2 |" in capsys.readouterr().out
 
 
+def test_two_workers_find_what_one_finds(tmp_path):
+    arguments = "--device cpu --prompts 1 --blocks 3 --changes 1 2 --k --workers"
+    found = []
+    for workers in ("1", "2"):
+        keyed_study.main([*arguments.split(), workers, "--folder", str(tmp_path)])
+        found.append(json.loads((tmp_path / "keyed_study.json").read_text())["levels"])
+    assert found[0] == found[1] and found[0]["1"] != found[0]["2"]
+
+
 def test_another_scene_differs_in_all_but_its_background():
     for seed in range(50):
         before = sample_scene(seed).description

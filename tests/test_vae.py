@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specar_core.decode import decode_on
-from specar_core.models.vae import Enlarging, Spatial, StreamState, VaeConfig, WanVAE
+from specar_core.models.streaming import Enlarging, Spatial, StreamState
+from specar_core.models.vae import VaeConfig, WanVAE
 
 
 def load_vae():

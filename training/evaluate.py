@@ -66,7 +66,7 @@ def by_block(frames: Tensor) -> list[float]:
     """The mean over each block of what was measured in frames [..., T]; those without a value do not count."""
     first, later = TINY.geometry.frames(1), TINY.geometry.later_frames
     parts = [frames[..., :first], *frames[..., first:].split(later, dim=-1)]
-    return [part.float().nanmean().item() for part in parts]
+    return torch.stack([part.float().nanmean() for part in parts]).tolist()
 
 
 def block_scores(clips: Tensor, scenes: Sequence[Scene]) -> dict[str, list[float]]:

@@ -17,7 +17,8 @@ from specar_core.backbones.loading import load_vae
 from specar_core.backbones.tiny import VAE_CONFIG
 from specar_core.machine import Machine
 from specar_core.models import vae as wan_vae
-from specar_core.models.vae import MEAN, STD, StreamState, Tape, WanVAE
+from specar_core.models.streaming import StreamState, Tape
+from specar_core.models.vae import MEAN, STD, WanVAE
 from specar_core.tensor_files import open_checkpoint
 
 from .loop import Training, save_scores, save_weights

@@ -20,7 +20,8 @@ from ..decode import decode_on
 from ..device import paced, sent
 from ..geometry import Geometry
 from ..models.helios import HeliosTransformer
-from ..models.vae import StreamState, WanVAE
+from ..models.streaming import StreamState
+from ..models.vae import WanVAE
 from ..models.wan import TextKV
 from ..noise import Draw
 from ..sampling.helios import (

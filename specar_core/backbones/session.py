@@ -21,7 +21,8 @@ from ..decode import decode_on
 from ..device import paced, sent
 from ..geometry import Geometry
 from ..models import graphs
-from ..models.vae import StreamState, WanVAE
+from ..models.streaming import StreamState
+from ..models.vae import WanVAE
 from ..models.wan import CausalWan, KeyValueCache, TextKV
 from ..noise import Draw
 from ..sampling.flow import FlowTable

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..device import sent
-from ..models.vae import StreamState
+from ..models.streaming import StreamState
 from ..sampling.flow import FlowTable
 from ..source import Frames
 from .pair import Committed, Noise, Prompts

@@ -51,7 +51,7 @@ class Forwards:
         return flow.clone()
 
     def _keep(self, text: TextKV) -> None:
-        self._text = self._text or [(keys.clone(), values.clone()) for keys, values in text]
+        self._text = self._text or [(torch.empty_like(keys), torch.empty_like(values)) for keys, values in text]
         for (keys, values), (new_keys, new_values) in zip(self._text, text, strict=True):
             keys.copy_(new_keys)
             values.copy_(new_values)

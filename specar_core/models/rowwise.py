@@ -7,6 +7,7 @@ in fp8 where the product behind them wants that.
 import functools
 import logging
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,6 @@ def normed(
     """
     layers = [norm] if norm.elementwise_affine else []
     if fused := kernels(x, *layers):
-        size, fp8 = x.shape[2], isinstance(consumer, Fp8Linear)
         vectors = {
             "shift": norm.bias if shift is None else shift.squeeze(2),
             "scale": norm.weight if scale is None else scale.squeeze(2),
@@ -65,10 +65,8 @@ def normed(
             "gate": None if gate is None else gate.squeeze(2),
         }
         plus = float(scale is not None)
-        total, rows, scales = fused.residual_norm(
-            x.flatten(1, 2).contiguous(), size, **vectors, plus=plus, eps=norm.eps, fp8=fp8
-        )
-        return total.view_as(x), Quantised(rows, scales) if fp8 else rows
+        total, rows = _residual_norm(fused, x.flatten(1, 2), norm, consumer, x.shape[2], **vectors, plus=plus)
+        return total.view_as(x), rows
     x = x if update is None else added(x, update, gate)
     y = norm(x) if shift is None or scale is None else torch.addcmul(shift, norm(x), 1 + scale)
     return x, y.flatten(1, 2)
@@ -88,11 +86,7 @@ def modulated(hidden: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor, pas
     first `past` tokens and of the others. One vector a token would be 1.4 GB a block of Helios at full size."""
     if fused := kernels(hidden):
         size, (shift, scale) = _groups(hidden, past, shift, scale)
-        fp8 = isinstance(consumer, Fp8Linear)
-        _, rows, scales = fused.residual_norm(
-            hidden.contiguous(), size, shift=shift, scale=scale, eps=norm.eps, fp8=fp8
-        )
-        return Quantised(rows, scales) if fp8 else rows
+        return _residual_norm(fused, hidden, norm, consumer, size, shift=shift, scale=scale)[1]
     parts = enumerate(norm(hidden.float()).tensor_split([past], dim=1))
     modulated = [torch.addcmul(shift[:, i : i + 1], x, 1 + scale[:, i : i + 1]) for i, x in parts]
     return torch.cat(modulated, dim=1).to(hidden.dtype)
@@ -116,12 +110,17 @@ def _groups(hidden: Tensor, past: int, *vectors: Tensor) -> tuple[int, list[Tens
 def plain_normed(x: Tensor, norm: nn.Module, consumer: nn.Module) -> Rows:
     """x [B, N, d] through a LayerNorm with weights of its own, in float32."""
     if fused := kernels(x, norm):
-        fp8 = isinstance(consumer, Fp8Linear)
-        _, rows, scales = fused.residual_norm(
-            x.contiguous(), shift=norm.bias, scale=norm.weight, plus=0.0, eps=norm.eps, fp8=fp8
-        )
-        return Quantised(rows, scales) if fp8 else rows
+        return _residual_norm(fused, x, norm, consumer, shift=norm.bias, scale=norm.weight, plus=0.0)[1]
     return norm(x.float()).to(x.dtype)
+
+
+def _residual_norm(
+    fused: ModuleType, x: Tensor, norm: nn.Module, consumer: nn.Module, size: int = 1, **vectors: Any
+) -> tuple[Tensor, Rows]:
+    """The kernel's sum, and its normed rows as `consumer` takes them."""
+    fp8 = isinstance(consumer, Fp8Linear)
+    total, rows, scales = fused.residual_norm(x.contiguous(), size, **vectors, eps=norm.eps, fp8=fp8)
+    return total, Quantised(rows, scales) if fp8 else rows
 
 
 def heads(x: Tensor, norm: nn.Module | None, rope: Rope | None, count: int, out: Tensor | None = None) -> Tensor:

@@ -198,6 +198,7 @@ class Block(nn.Module):
         q, k, v = own.project(hidden, wanted * size)
         heads(k, own.norm_k, rope, own.heads, out=own_keys)
         heads(v, None, None, own.heads, out=own_values)
+        del k, v  # parts of a product with q, they would hold on to all of it
         if not wanted:
             return x[:, :0]
         x = x[:, -wanted:]

@@ -61,10 +61,18 @@ def race(
     reports = []
     try:
         for job, video, there in zip(jobs, videos, resume, strict=True):
-            heard = listening(job)
-            reports.append(
-                generate(job, machine, paths, video, overwrite=overwrite, resume=there, listener=heard, loaded=loaded)
+            report = generate(
+                job,
+                machine,
+                paths,
+                video,
+                overwrite=overwrite,
+                resume=there,
+                listener=listening(job),
+                loaded=loaded,
+                hint=False,
             )
+            reports.append(report)
     except BaseException:
         log.warning("Go on with the whole race: the same command again, without --overwrite")
         raise

@@ -1,0 +1,156 @@
+"""What the `specar` command does about a video, whatever its options: plans it, makes it, or makes one a prompt."""
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from . import files
+from .backbones.base import Backbone
+from .bars import run_bar
+from .console import say, stderr
+from .errors import SpecarError, UsageError
+from .generate import Loaded, generate
+from .inputs import Inputs
+from .job import Job, resolve
+from .machine import Machine
+from .models import attention, compiled
+from .plan import damaged_files, plan
+from .refusal import CHANGES, refusal
+from .timeline import Cue, describe
+from .video import check_place
+
+
+def machine_for(
+    told: dict[str, Any], precision: str | None = None, attention: str | None = None, compiled: bool | None = None
+) -> Machine:
+    """This one; as it is asked for, else as an earlier video tells."""
+    return Machine.here(
+        precision or told.get("precision"),
+        attention or told.get("attention", "auto"),
+        told.get("compile", False) if compiled is None else compiled,
+        told.get("threads"),
+    )
+
+
+def resolved(pair: Backbone, settings: dict[str, Any], inputs: Inputs) -> tuple[Job, dict[str, Path]]:
+    """The job, and the files that go into it beside the models."""
+    if settings.keys().isdisjoint(("prompt", "timeline", "cues")):
+        raise UsageError("what should the video show? Give --prompt TEXT, or --example NAME of `specar examples`")
+    source, seen = inputs.source(pair.geometry.fps)
+    job, notices = resolve(pair, **settings, source=source)
+    job, matched = inputs.with_loras(job)
+    for notice in [*seen, *notices, *matched]:
+        say(f"notice: {notice}")
+    return job, inputs.paths
+
+
+def show_plan(
+    job: Job,
+    machine: Machine,
+    models_dir: Path | None,
+    named: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    *,
+    overwrite: bool,
+    run_dir: Path | None,
+) -> None:
+    models = files.models_dir(models_dir)
+    there, missing = files.find(job.files, models, named)
+    absent = [str(models / file.folder / file.name) for file in missing]
+    planned = plan(job, machine, absent, damaged_files(job.backbone, there))
+    refused = why_not(job, machine, out, overwrite=overwrite, run_dir=run_dir)
+    if as_json:
+        print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
+    else:
+        print(planned.text())
+        if refused:
+            print(f"refused   {refused}")
+    if refused or planned.missing_files or planned.damaged_files:
+        raise typer.Exit(1)
+
+
+def why_not(job: Job, machine: Machine, out: Path, *, overwrite: bool, run_dir: Path | None) -> str | None:
+    """What `generate` would say, models apart, before anything is loaded."""
+    folder = run_dir or out.with_suffix(".run")
+    try:
+        check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
+        able(job, machine, folder, CHANGES)
+    except (SpecarError, UsageError) as error:
+        return str(error)
+    return None
+
+
+def make_video(
+    job: Job,
+    machine: Machine,
+    paths: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    *,
+    overwrite: bool,
+    run_dir: Path | None,
+    resume: bool = False,
+) -> None:
+    machine = able(job, machine, run_dir or out.with_suffix(".run"), () if resume else CHANGES)
+    if len(job.cues) > 1:
+        for line in describe(job.cues, job.geometry):
+            say(f"prompt: {line}")
+    with run_bar(job, stderr) as listener:
+        report = generate(
+            job, machine, paths, out, overwrite=overwrite, run_dir=run_dir, resume=resume, listener=listener
+        )
+    print(json.dumps(report, indent=1) if as_json else out)
+
+
+def numbered(out: Path, number: int) -> Path:
+    return out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
+
+
+def make_videos(
+    job: Job,
+    prompts: list[str],
+    machine: Machine,
+    paths: dict[str, Path],
+    out: Path,
+    as_json: bool,
+    overwrite: bool,
+) -> None:
+    """A video of each prompt, one after another; what failed is listed at the end."""
+    machine = able(job, machine, out.parent, CHANGES)
+    jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
+    loaded, reports, failures = Loaded(jobs, machine, paths), [], []
+    for number, one in enumerate(jobs, 1):
+        place = numbered(out, number)
+        try:
+            with run_bar(one, stderr) as listener:
+                report = generate(one, machine, paths, place, overwrite=overwrite, listener=listener, loaded=loaded)
+        except (SpecarError, UsageError) as error:
+            failures.append(f"{place}: {error}")
+            continue
+        reports.append(report)
+        if not as_json:
+            print(place)
+    if as_json:
+        print(json.dumps(reports, indent=1))
+    if failures:
+        raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
+
+
+def able(job: Job, machine: Machine, folder: Path, changes: Collection[str]) -> Machine:
+    """The machine as it can run the job; SpecarError or UsageError if it cannot.
+
+    folder: where the video is kept until it is done; changes: the command's options that may help.
+    """
+    if machine.compile and (reason := compiled.no_compiler(machine.device)):
+        say(f"notice: runs without --compile: {reason}")
+        machine = replace(machine, compile=False)
+    if machine.attention != "auto":
+        attention.named(machine.device, machine.dtype, machine.attention)
+    if refused := refusal(plan(job, machine), machine, folder, changes):
+        raise SpecarError(refused)
+    return machine
