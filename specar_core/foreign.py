@@ -28,7 +28,15 @@ SETTINGS = {
     **VIDEO,
     "options": INPUTS,
     "sampling": {"target?": {"steps": [int]}, "drafter?": {"steps": [int]}},
-    "environment": {"device": str, "torch": str, "precision": str, "attention": str, "compile": bool, "threads?": int},
+    "environment": {
+        "device": str,
+        "torch": str,
+        "precision": str,
+        "attention": str,
+        "compile": bool,
+        "triton?": bool,
+        "threads?": int,
+    },
     "models": [{"role": str, **FILE}],
 }
 

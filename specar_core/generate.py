@@ -248,7 +248,7 @@ def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None
         raise SpecarError(f"{folder} cannot be continued: {changed}. Put that file back.")
     if identity(told) != identity(now):
         raise UsageError(f"{folder} is the run of another video; give its own settings, or another folder")
-    for what in ("device", "torch", "compile", "threads"):
+    for what in ("device", "torch", "compile", "triton", "threads"):
         if (before := told["environment"].get(what)) != (here := now["environment"].get(what)):
             log.warning("The run was begun with %s %s, this is %s: frames may differ a little", what, before, here)
 

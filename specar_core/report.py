@@ -12,6 +12,7 @@ import torch
 from . import __version__
 from .job import Job
 from .machine import Machine, card
+from .models.fused import no_triton
 from .rollout import BlockResult
 from .tensor_files import parts
 
@@ -144,7 +145,7 @@ class Record:
                 "attention": self.attention,
                 "precision": machine.precision,
                 "compile": machine.compile,
-                **({} if on_gpu else {"threads": torch.get_num_threads()}),
+                **({"triton": no_triton() is None} if on_gpu else {"threads": torch.get_num_threads()}),
             },
             "sampling": {
                 role: {"steps": list(steps), "guidance": job.backbone.guidance(job, role)}

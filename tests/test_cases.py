@@ -350,6 +350,27 @@ def test_without_a_compiler_it_runs_uncompiled_R53(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text("utf-8"))["environment"]["compile"] is False
 
 
+def test_without_a_compiler_kernels_give_way_to_plain_torch_R53(tmp_path):
+    """Triton is there, and finds out when a kernel is run that it cannot build one."""
+    (tmp_path / "triton" / "language").mkdir(parents=True)
+    (tmp_path / "triton" / "language" / "__init__.py").write_text("")
+    (tmp_path / "triton" / "__init__.py").write_text("""if True:
+        class jit:
+            def __init__(self, function): ...
+            def __getitem__(self, grid): raise RuntimeError("Failed to find C compiler.\\nPlease specify via CC.")
+    """)
+    script = """
+        import logging
+        logging.basicConfig(level="INFO", format="%(message)s")
+        sys.path.insert(0, sys.argv[2])
+        from specar_core.models.fused import triton_kernels
+        for _ in range(2):
+            assert triton_kernels("vae_kernels", "slow") is None
+    """
+    done = python(script, tmp_path, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "slow: Triton cannot be used here (Failed to find C compiler.)\n")
+
+
 def test_requirements_bind_nobody_R41_R45():
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     lists = re.findall(r"^(?:dependencies|cli|krea|helios) = (\[.*?\])", text, re.DOTALL | re.MULTILINE)

@@ -91,15 +91,15 @@ def test_resumed_is_uninterrupted(options, blocks):
 
 
 @pytest.mark.parametrize("context_frames", [3, 6])
-def test_resumed_from_the_last_13_blocks_is_uninterrupted(context_frames):
-    """Beyond 38 latent frames the decoder's histories are rebuilt from forgotten ones."""
+def test_resumed_from_the_last_15_blocks_is_uninterrupted(context_frames):
+    """Beyond 44 latent frames the decoder's histories are rebuilt from forgotten ones."""
     pair, schedule = make_pair(context_frames=context_frames), spread(19, 3)
     whole = play(schedule, pair)
     saved, asked = committed(whole, 17), []
     saved_latents = saved.latents
     saved = Committed(17, lambda b: asked.append(b) or saved_latents(b), saved.prompt, saved.extra)
     rest = play(schedule, pair, resume=saved)
-    assert min(asked) == 17 - 13 - (context_frames // 3 - 1)
+    assert min(asked) == 17 - 15 - (context_frames // 3 - 1)
     for resumed, original in zip(rest, whole[17:], strict=True):
         assert torch.equal(resumed.latents, original.latents) and torch.equal(resumed.frames, original.frames)
 

@@ -11,6 +11,7 @@ from small import VAE_CONFIG
 
 from specar_core.backbones.krea import KREA
 from specar_core.backbones.session import DECODER_MEMORY, Rolling
+from specar_core.backbones.session_start import ENCODER_MEMORY
 from specar_core.geometry import Geometry
 from specar_core.job import resolve
 from specar_core.models.vae import Up, VaeConfig, WanVAE
@@ -238,16 +239,35 @@ def test_geometry_of_the_pair_is_the_decoders():
     assert [r.result.frames.shape[2] for r in records] == [KREA_GEOMETRY.first_frames, KREA_GEOMETRY.later_frames]
 
 
-def test_a_decoder_that_forgot_decodes_alike_after_38_latent_frames_and_not_after_37():
-    """Of the real VAE's shape. NaN in the histories goes wherever they reach, however little they would change."""
+def reach(coder, parts):
+    """Latent frames that histories of NaN reach, for a latent frame a part. NaN goes wherever they do, however little
+    they would change."""
+    first, *later = parts
+    _, state = coder(first)
+    state = replace(state, tails=tuple(torch.full_like(tail, float("nan")) for tail in state.tails))
+    reached = []
+    for part in later:
+        result, state = coder(part, state)
+        reached.append(bool(result.isnan().any()))
+    assert reached == sorted(reached, reverse=True) and not reached[-1]
+    return sum(reached)
+
+
+@torch.inference_mode()
+def reaches(device):
+    """Of the decoder and of the encoder of a VAE of the real one's shape."""
     assert VAE_CONFIG.residual_blocks == VaeConfig().residual_blocks == 2
-    vae, generator = WanVAE(VAE_CONFIG).eval().requires_grad_(False), torch.Generator().manual_seed(0)
+    vae, generator = WanVAE(VAE_CONFIG).eval(), torch.Generator().manual_seed(0)
     for value in vae.parameters():
         value.copy_(torch.randn(value.shape, generator=generator))
-    latents, reached = torch.randn(1, 16, DECODER_MEMORY + 4, 1, 1, generator=generator), []
-    _, state = vae.decode(latents[:, :, :2])
-    state = replace(state, tails=tuple(torch.full_like(tail, float("nan")) for tail in state.tails))
-    for latent in latents[:, :, 2:].split(1, dim=2):
-        frames, state = vae.decode(latent, state)
-        reached.append(bool(frames.isnan().any()))
-    assert reached == [True] * DECODER_MEMORY + [False] * 2
+    vae = vae.to(device).arrange()
+    latents = torch.randn(1, 16, 2 + 48, 1, 1, generator=generator)
+    frames = torch.randn(1, 3, 5 + 4 * 35, 8, 8, generator=generator)
+    parts = latents.split([2, *[1] * 48], dim=2), frames.split([5, *[4] * 35], dim=2)
+    return reach(vae.decode, parts[0]), reach(vae.encode, parts[1])
+
+
+def test_coders_that_forgot_work_alike_after_38_and_28_latent_frames_on_a_cpu():
+    """And a GPU's later, which is what the constants are for: tests/test_gpu.py."""
+    decoder, encoder = reaches("cpu")
+    assert (decoder, encoder) == (38, 28) and decoder <= DECODER_MEMORY and encoder <= ENCODER_MEMORY

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,6 @@ from torch.func import functional_call
 from specar_core.backbones.loading import load_vae
 from specar_core.backbones.tiny import VAE_CONFIG
 from specar_core.machine import Machine
-from specar_core.models import vae as wan_vae
 from specar_core.models.streaming import StreamState, Tape
 from specar_core.models.vae import MEAN, STD, WanVAE
 from specar_core.tensor_files import open_checkpoint
@@ -164,8 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     long_loss = partial(reconstruction_loss, model, long, options.batch // 4)
     rate, steps = (DECODER_RATE, DECODER_STEPS) if options.decoder else (RATE, STEPS)
     training = Training({"vae": (model, rate)}, options.steps or steps)
-    with mock.patch.object(wan_vae, "kernels", return_value=None):  # the Triton kernels have no backward pass
-        training.run([short_loss, short_loss, long_loss], options.folder / ("decoder" if options.decoder else "vae"))
+    training.run([short_loss, short_loss, long_loss], options.folder / ("decoder" if options.decoder else "vae"))
     average: Any = training.averages["vae"]
     vae: WanVAE = average.vae
     if not options.decoder:

@@ -29,8 +29,10 @@ from ..sampling.flow import FlowTable
 from ..schedule import Role
 from .pair import Committed, OnStep, Step, described
 
-# Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not.
-DECODER_MEMORY = 38
+# Latent frames after which a decoder that forgot its histories decodes bit-identically to one that did not: its taps
+# reach back through 38. With fewer products (models/minimal.py) the rounding of a frame depends on all frames that are
+# multiplied with it, which reach back through 6 more.
+DECODER_MEMORY = 44
 
 
 @dataclass(frozen=True)

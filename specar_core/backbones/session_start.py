@@ -18,8 +18,9 @@ from ..source import Frames
 from .pair import Committed, Noise, Prompts
 from .session import SessionPair
 
-# Latent frames after which an encoder that forgot its histories encodes bit-identically to one that did not.
-ENCODER_MEMORY = 28
+# Latent frames after which an encoder that forgot its histories encodes bit-identically to one that did not: 28 by its
+# taps, and 3 more as in a decoder (`DECODER_MEMORY`).
+ENCODER_MEMORY = 31
 
 
 def start_image(pair: SessionPair, image: Tensor, prompts: Prompts) -> Committed:

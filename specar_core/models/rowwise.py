@@ -4,8 +4,6 @@ Plain torch says what is meant. On a GPU Triton does each in one pass, which tor
 in fp8 where the product behind them wants that.
 """
 
-import functools
-import logging
 from types import ModuleType
 from typing import Any
 
@@ -13,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .fused import triton_kernels
 from .joined import Rows
 from .low_precision import Fp8Linear, Quantised
-
-log = logging.getLogger("specar")
 
 Rope = tuple[Tensor, Tensor]
 
@@ -29,17 +26,9 @@ def kernels(x: Tensor, *layers: nn.Module) -> ModuleType | None:
     """
     own = all(type(layer) in (nn.LayerNorm, nn.RMSNorm, nn.Linear, Fp8Linear) for layer in layers)
     busy = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return _kernels() if x.is_cuda and own and not busy else None
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    try:
-        from . import rowwise_kernels
-    except ImportError as error:
-        log.info("the models run on plain torch, which takes about a third longer: %s", error)
+    if not x.is_cuda or not own or busy:
         return None
-    return rowwise_kernels
+    return triton_kernels("rowwise_kernels", "the models run on plain torch, which takes about a third longer")
 
 
 def normed(

@@ -4,8 +4,6 @@ What a causal convolution has to remember of earlier parts is a value that goes 
 [B, T, H, W, C]: with the channels last, norms and convolutions need no transposed copies.
 """
 
-import functools
-import logging
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,16 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .fused import triton_kernels
 from .minimal import sums_of_taps
-
-log = logging.getLogger("specar")
 
 
 @dataclass(frozen=True)
 class StreamState:
     """What a stream remembers: one tail of earlier inputs per causal convolution, in visiting order.
 
-    StreamState(started=True) stands for "in the middle of a clip, with histories forgotten": from 38 latent frames on
+    StreamState(started=True) stands for "in the middle of a clip, with histories forgotten": from 44 latent frames on
     it decodes exactly like the stream that remembers everything, which is how a resumed run rebuilds its decoder.
     """
 
@@ -36,17 +33,9 @@ def kernels(x: Tensor) -> ModuleType | None:
 
     They know no gradients, so training goes without them.
     """
-    return None if not x.is_cuda or torch.is_grad_enabled() else _kernels()
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    try:
-        from . import vae_kernels
-    except ImportError as error:
-        log.info("the VAE runs on plain torch, at about half the speed: %s", error)
+    if not x.is_cuda or torch.is_grad_enabled():
         return None
-    return vae_kernels
+    return triton_kernels("vae_kernels", "the VAE runs on plain torch, which takes three times as long")
 
 
 class Tape:
@@ -187,7 +176,7 @@ class Causal(nn.Module):
     2 or 4, as all do but a clip's first, a GPU multiplies less (`minimal`), once arranged.
     """
 
-    sums: Tensor | None
+    tap_sums: Tensor | None
 
     def __init__(self, inputs: int, outputs: int, spatial: bool = True, together: int = 1) -> None:
         super().__init__()
@@ -195,7 +184,7 @@ class Causal(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, size, size))
         self.bias = nn.Parameter(torch.empty(outputs))
         self.together, self.arranged = together, False
-        self.register_buffer("sums", None, persistent=False)  # of the taps, made when first needed
+        self.register_buffer("tap_sums", None, persistent=False)  # made when first needed
 
     def arrange(self) -> None:
         """Keep the weight in memory as the 2-D convolution wants it, its shape staying Wan's; it changes no more."""
@@ -205,12 +194,15 @@ class Causal(nn.Module):
     def forward(self, x: Tensor, tape: Tape, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """Of x [B, T, H, W, C], which goes through norm and SiLU first where there is one; `onto` is added."""
         grouped = self.arranged and self.together > 1 and x.shape[1] % self.together == 0
-        if not (grouped and (fused := kernels(x))):
+        fused = kernels(x) if grouped else None
+        if fused is None:
             return add(self.of(tape.taps(x, norm)), self.bias, onto)
-        if self.sums is None:
-            self.sums = sums_of_taps(self.weight, self.together)
-        parts = tape.sums(fused, x, norm, self.together)
-        products = [conv2d(parts.pop(0), weight.permute(0, 3, 1, 2), padding=1) for weight in self.sums]
+        if self.tap_sums is None:
+            self.tap_sums = sums_of_taps(self.weight, self.together)
+        sums = tape.sums(fused, x, norm, self.together)
+        # Each sum is let go with its product, so that both are never there whole.
+        taps = (weight.permute(0, 3, 1, 2) for weight in self.tap_sums)
+        products = [conv2d(sums.pop(0), weight, padding=1).contiguous() for weight in taps]
         return fused.results(products, self.bias, onto)
 
     def of(self, taps: Tensor) -> Tensor:

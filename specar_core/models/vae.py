@@ -6,8 +6,7 @@ has to remember between calls is a value that goes in and comes out, so that a s
     frames, state = vae.decode(latents, state)
 
 The first latent frame of a clip gives 1 frame, every later one 4. Decoding in any chunks gives the same frames as
-decoding the whole. Inside, tensors are [B, T, H, W, C]: with the channels last, norms and convolutions need no
-transposed copies.
+decoding the whole. Inside, tensors are [B, T, H, W, C] (models/streaming.py).
 """
 
 import functools

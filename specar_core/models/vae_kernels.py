@@ -67,7 +67,7 @@ def _sums(x, gamma, past, s0, s1, s2, s3, s4, s5, tail, GROUPS, P, A: tl.constex
           WIDTH: tl.constexpr, PIXELS: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
     """The rows of `minimal.matrices(M)[0]`, in pairs of points: the even powers, plus and minus the odd ones."""
     batch = tl.program_id(1).to(tl.int64)
-    half: tl.constexpr = s0.dtype.element_ty
+    stored: tl.constexpr = s0.dtype.element_ty
     B: tl.constexpr = 1 / A
     pixel, channel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS), tl.arange(0, WIDTH)
     inside = (pixel < P)[:, None] & (channel < C)[None, :]
@@ -79,25 +79,25 @@ def _sums(x, gamma, past, s0, s1, s2, s3, s4, s5, tail, GROUPS, P, A: tl.constex
         d2 = _active(x + first * P * C + place, inside, gamma, channel, C, NORM).to(tl.float32)
         d3 = _active(x + (first + 1) * P * C + place, inside, gamma, channel, C, NORM).to(tl.float32)
         if M == 2:
-            tl.store(s0 + out, (d2 - d0).to(half), inside)
-            tl.store(s1 + out, (d2 + d1).to(half), inside)
-            tl.store(s2 + out, (d2 - d1).to(half), inside)
-            tl.store(s3 + out, (d3 - d1).to(half), inside)
+            tl.store(s0 + out, (d2 - d0).to(stored), inside)
+            tl.store(s1 + out, (d2 + d1).to(stored), inside)
+            tl.store(s2 + out, (d2 - d1).to(stored), inside)
+            tl.store(s3 + out, (d3 - d1).to(stored), inside)
             d0, d1 = d2, d3
         else:
             d4 = _active(x + (first + 2) * P * C + place, inside, gamma, channel, C, NORM).to(tl.float32)
             d5 = _active(x + (first + 3) * P * C + place, inside, gamma, channel, C, NORM).to(tl.float32)
-            tl.store(s0 + out, (d0 - (A * A + B * B) * d2 + d4).to(half), inside)
+            tl.store(s0 + out, (d0 - (A * A + B * B) * d2 + d4).to(stored), inside)
             even, odd = d4 - B * B * d2, A * (d3 - B * B * d1)
-            tl.store(s1 + out, (even + odd).to(half), inside)
-            tl.store(s2 + out, (even - odd).to(half), inside)
+            tl.store(s1 + out, (even + odd).to(stored), inside)
+            tl.store(s2 + out, (even - odd).to(stored), inside)
             even, odd = d4 - A * A * d2, B * (d3 - A * A * d1)
-            tl.store(s3 + out, (even + odd).to(half), inside)
-            tl.store(s4 + out, (even - odd).to(half), inside)
-            tl.store(s5 + out, (d1 - (A * A + B * B) * d3 + d5).to(half), inside)
+            tl.store(s3 + out, (even + odd).to(stored), inside)
+            tl.store(s4 + out, (even - odd).to(stored), inside)
+            tl.store(s5 + out, (d1 - (A * A + B * B) * d3 + d5).to(stored), inside)
             d0, d1 = d4, d5
-    tl.store(tail + batch * 2 * P * C + place, d0.to(half), inside)
-    tl.store(tail + (batch * 2 + 1) * P * C + place, d1.to(half), inside)
+    tl.store(tail + batch * 2 * P * C + place, d0.to(stored), inside)
+    tl.store(tail + (batch * 2 + 1) * P * C + place, d1.to(stored), inside)
 
 
 def sums(x: Tensor, gamma: Tensor | None, past: Tensor, m: int) -> tuple[list[Tensor], Tensor]:
