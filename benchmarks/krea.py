@@ -103,15 +103,16 @@ def forwards(role: Role, model: CausalWan, block: Tensor, prompt: Tensor) -> Ite
 
 
 @torch.inference_mode()
-def counted(job: Job) -> dict[str, int]:
-    """Floating-point operations of each kind of call, as torch counts them."""
+def counted(pair: SessionPair, job: Job) -> dict[str, int]:
+    """Floating-point operations of each kind of call, as torch counts them: those of the models without their kernels,
+    which it does not know, those of the VAE as it runs."""
     with torch.device("meta"):
         models, vae = {role: job.backbone.outline(role) for role in job.roles}, WanVAE(job.backbone.vae_config)
-    pair = job.backbone.pair(models, vae, job, "sdpa")
+    plain = job.backbone.pair(models, vae, job, "sdpa")
     found = {}
-    for name, work in calls(pair, job):
+    for (name, work), (_, plainly) in zip(calls(pair, job), calls(plain, job), strict=True):
         with FlopCounterMode(display=False) as counter:
-            work()
+            work() if name.startswith("vae") else plainly()
         found[name] = counter.get_total_flops()
     return found
 
@@ -120,7 +121,7 @@ def counted(job: Job) -> dict[str, int]:
 def measured(pair: SessionPair, job: Job, precision: str, best: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Milliseconds of each kind of call on the device and until it is launched, its operations, and what share they
     reach of the `best` operations a second that the precision has; the VAE is never in fp8."""
-    operations, found, launch = counted(job), {}, {}
+    operations, found, launch = counted(pair, job), {}, {}
     for name, work in calls(pair, job):
         found[name], launch[name] = milliseconds(work), launching(work)
     reached = {}

@@ -61,8 +61,8 @@ def changed_models(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> lis
 
 
 def identity(report: Mapping[str, Any]) -> list[Any]:
-    """Everything that decides what a video shows, apart from the machine: two reports with equal ones tell of the same
-    video."""
+    """Everything that decides what a video shows, but for the machine, of which only the precision counts: two reports
+    with equal ones tell of the same video."""
     names = ("backbone", "prompts", "conditioning", "seed", "width", "height", "sampling", "options")
     schedule = report["schedule"]
     if not schedule.get("planned", True):  # what came out is no part of what was asked for
@@ -70,6 +70,7 @@ def identity(report: Mapping[str, Any]) -> list[Any]:
     return [
         *(report[name] for name in names),
         schedule,
+        report["environment"]["precision"],
         [[model["role"], model["digest"]] for model in report["models"]],
     ]
 

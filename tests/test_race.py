@@ -138,6 +138,8 @@ def test_an_interrupted_race_tells_one_way_to_go_on(pair, tmp_path, caplog):
     assert (tmp_path / "r-1-first.run").exists()
     (told,) = [line for line in caplog.messages if "o on with" in line]
     assert told == "Go on with the whole race: the same command again, without --overwrite"
+    with pytest.raises(UsageError, match="another video"):  # it would be of two precisions and tell of one
+        race(jobs(pair, "first", "target-only"), replace(CPU, precision="bf16"), pair.shipped, tmp_path / "r.html")
 
 
 def test_a_race_refuses_before_it_works(pair, tmp_path):
