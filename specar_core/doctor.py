@@ -1,6 +1,5 @@
 """What this machine can do: device, attention back ends, precision, encoder, model files."""
 
-import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from .backbones import NAMES, backbone
 from .machine import card, free_bytes, host_memory
 from .models import low_precision
 from .models.attention import BACKENDS, Absent, probe
+from .models.fused import no_triton
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def examine(models_dir: Path | None) -> Findings:
         machine["cuDNN"] = str(torch.backends.cudnn.version())
         reason = low_precision.unavailable(device)
         machine["precision fp8"] = f"no: {reason}" if reason else "yes"
-        machine["kernels"] = "Triton" if importlib.util.find_spec("triton") else "none: Triton is not installed"
+        reason = no_triton()
+        machine["kernels"] = f"none, which is slower: {reason}" if reason else "Triton"
     return Findings(machine, {b.name: _state(b, device, dtype) for b in BACKENDS}, _models(models))
 
 
