@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import reason
 from .source import video_stream
 
 log = logging.getLogger("specar")
@@ -81,7 +82,7 @@ def _aligned(path: Path) -> Iterator[np.ndarray]:
                     yield piece[:, max(0, -place) :].clip(-1, 1)
                     place += piece.shape[1]
     except (OSError, ValueError, av.FFmpegError) as error:
-        log.warning("The sound of %s is damaged, the rest is silence: %s", path, error)
+        log.warning("The sound of %s is damaged, the rest is silence: %s", path, reason(error))
 
 
 def _finite(frame: Any, path: Path) -> Any:

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .backbones.pair import Committed
-from .errors import SpecarError, UsageError
+from .errors import SpecarError, UsageError, reason
 from .foreign import SETTINGS, fits, load, read
 from .rollout import BlockResult
 from .tensor_files import open_checkpoint
@@ -49,8 +49,7 @@ class RunFolder:
         self._files: list[Path] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (there := os.listdir(self.folder)) and LOCK not in there:
-                raise UsageError(f"{self.folder} holds other files: choose another folder for the run")
+            check_folder(self.folder)
             self._lock = open(self.folder / LOCK, "ab")
             if not lock(self._lock):
                 raise SpecarError(f"{self.folder} is in use by another process: wait for it, or choose another folder.")
@@ -58,7 +57,7 @@ class RunFolder:
                 if _is_block(path, len(self._files)):
                     self._files.append(path)
         except OSError as error:
-            raise SpecarError(f"Cannot write {self.folder}: {error}. Choose another folder.") from error
+            raise SpecarError(f"Cannot write {self.folder}: {reason(error)}. Choose another folder.") from error
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specar-checkpoint")
         self._pending: Future[None] | None = None
 
@@ -145,6 +144,12 @@ class RunFolder:
 
     def _tensor(self, block: int, name: str) -> Tensor:
         return open_checkpoint(self._files[block]).tensor(name).clone()  # not mapped: the file may be removed
+
+
+def check_folder(folder: Path) -> None:
+    """UsageError for a folder of other things."""
+    if folder.is_dir() and (there := os.listdir(folder)) and LOCK not in there:
+        raise UsageError(f"{folder} holds other files: choose another folder for the run")
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from . import __version__
 from .backbones import NAMES, backbone
 from .console import Guarded, Said, say, stderr
 from .earlier import merged, report_in, told_by
-from .errors import SpecarError, UsageError
+from .errors import SpecarError, UsageError, reason
 from .examples import EXAMPLES, example
 from .geometry import check_blocks
 from .policies import SPECS, parse
@@ -248,7 +248,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path} as text: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"cannot read {path} as text: {reason(error)}") from None
 
 
 def prompts_in(path: Path) -> list[str]:

@@ -7,3 +7,8 @@ class SpecarError(RuntimeError):
 
 class UsageError(ValueError):
     """The request itself is wrong, and nothing was started. The command line exits with 2."""
+
+
+def reason(error: Exception) -> str:
+    """What an error of the system or of FFmpeg says, without its number and its file, which the message names."""
+    return getattr(error, "strerror", None) or str(error)

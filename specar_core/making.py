@@ -11,6 +11,7 @@ import typer
 from . import files
 from .backbones.base import Backbone
 from .bars import run_bar
+from .checkpoint import check_folder
 from .console import say, stderr
 from .errors import SpecarError, UsageError
 from .generate import Loaded, generate
@@ -21,7 +22,8 @@ from .models import attention, compiled
 from .plan import damaged_files, plan
 from .refusal import CHANGES, refusal
 from .timeline import Cue, describe
-from .video import check_place
+from .video import check_name, check_place
+from .writing import keep
 
 
 def machine_for(
@@ -79,6 +81,9 @@ def why_not(job: Job, machine: Machine, out: Path, *, overwrite: bool, run_dir: 
     folder = run_dir or out.with_suffix(".run")
     try:
         check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
+        check_folder(folder.absolute())
+        if not overwrite:
+            keep(out.with_suffix(".json"), folder.with_suffix(".partial.json"))
         able(job, machine, folder, CHANGES)
     except (SpecarError, UsageError) as error:
         return str(error)
@@ -121,6 +126,7 @@ def make_videos(
     overwrite: bool,
 ) -> None:
     """A video of each prompt, one after another; what failed is listed at the end."""
+    check_name(numbered(out, 1))
     machine = able(job, machine, out.parent, CHANGES)
     jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
     loaded, reports, failures = Loaded(jobs, machine, paths), [], []

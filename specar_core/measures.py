@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import SpecarError
+from .errors import SpecarError, reason
 from .geometry import Geometry
 
 Frame = NDArray[np.uint8]
@@ -115,7 +115,7 @@ def read_frames(path: Path) -> Iterator[Frame]:
                 picture = frame.to_ndarray(format="rgb24", src_colorspace="ITU709", dst_colorspace="DEFAULT")
                 yield np.asarray(picture, np.uint8)
     except (av.FFmpegError, OSError, IndexError) as error:
-        raise SpecarError(f"Cannot read {path} as a video: {error}") from error
+        raise SpecarError(f"Cannot read {path} as a video: {reason(error)}") from error
 
 
 def measure(frames: Iterable[Frame], layout: Layout) -> Track:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import SpecarError
+from .errors import SpecarError, reason
 
 LARGEST_TEXT = 1 << 26  # bytes; the report of a video of a day has a quarter of it
 Span = tuple[int, int]  # the content of a box: its first offset in the file, and the offset after it
@@ -29,7 +29,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
                 if value and 0 < int.from_bytes(number, "big") <= len(names):
                     texts[names[int.from_bytes(number, "big") - 1]] = _text(file, value)
     except (OSError, ValueError) as error:
-        raise SpecarError(f"Cannot read {path} as an mp4 video: {error}") from error
+        raise SpecarError(f"Cannot read {path} as an mp4 video: {reason(error)}") from error
     return texts
 
 

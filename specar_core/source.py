@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import UsageError
+from .errors import UsageError, reason
 
 log = logging.getLogger("specar")
 
@@ -230,13 +230,14 @@ def shown_frames(path: Path) -> Generator[Shown, None, None]:
     except (OSError, ValueError, av.FFmpegError) as error:
         if start is None:
             raise unreadable(path, error) from None
-        log.warning("%s is damaged behind %.2f s: the frame before is held (%s)", path, float(time - start), error)
+        behind = float(time - start)
+        log.warning("%s is damaged behind %.2f s: the frame before is held (%s)", path, behind, reason(error))
     if start is None:
         raise UsageError(f"{path} holds no frame of video")
 
 
 def unreadable(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"cannot read {path} as a video: {getattr(error, 'strerror', None) or error}")
+    return UsageError(f"cannot read {path} as a video: {reason(error)}")
 
 
 def video_stream(container: Any) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from .audio import SoundTrack, has_sound
-from .errors import SpecarError, UsageError
+from .errors import SpecarError, UsageError, reason
 from .mp4 import is_whole
 from .writing import keep, replacing, writable, write
 
@@ -45,15 +45,20 @@ def unfinished(folder: Path) -> UsageError:
     return UsageError(f"{folder} holds an unfinished video: {todo}.")
 
 
+def check_name(path: Path) -> None:
+    """UsageError if no video is written to such a path."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; add a file name ending in .mp4.")
+    if path.suffix.lower() != ".mp4":
+        raise UsageError(f"{path} does not end in .mp4, the only format written here.")
+
+
 def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = False) -> None:
     """UsageError if no video is written to such a `path`, or would replace something, SpecarError if nothing can be.
 
     folder: where its segments lie.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; add a file name ending in .mp4.")
-    if path.suffix.lower() != ".mp4":
-        raise UsageError(f"{path} does not end in .mp4, the only format written here.")
+    check_name(path)
     for place in (path.parent, folder):
         there = next((parent for parent in (place, *place.parents) if parent.exists()), place)
         if not there.is_dir() or not os.access(there, os.W_OK):
@@ -213,7 +218,7 @@ class VideoWriter:
             for segment in rest:
                 segment.unlink()
         except OSError as error:
-            raise SpecarError(f"Cannot write {self.path}: {error}. Choose another folder.") from error
+            raise SpecarError(f"Cannot write {self.path}: {reason(error)}. Choose another folder.") from error
         return kept
 
     def _segment_path(self, index: int) -> Path:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import SpecarError, UsageError
+from .errors import SpecarError, UsageError, reason
 
 
 def keep(*paths: Path) -> None:
@@ -25,7 +25,7 @@ def writable(*paths: Path) -> None:
             _part(path).touch()
             _part(path).unlink()
         except (OSError, ValueError) as error:  # the latter for a character that no file name has
-            raise SpecarError(f"Cannot write {path}: {error}. Choose another folder.") from error
+            raise SpecarError(f"Cannot write {path}: {reason(error)}. Choose another folder.") from error
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def replacing(target: Path, size: int) -> Iterator[Path]:
         os.replace(part, target)
     except (OSError, av.FFmpegError) as error:  # the latter where a video is written
         todo = "Make room or choose another folder."
-        raise SpecarError(f"Cannot write {target} ({size:,} bytes): {error}. {todo}") from error
+        raise SpecarError(f"Cannot write {target} ({size:,} bytes): {reason(error)}. {todo}") from error
     finally:
         part.unlink(missing_ok=True)
 

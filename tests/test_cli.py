@@ -381,7 +381,7 @@ def test_interrupt_keeps_the_finished_blocks(here, kind):
 
 def test_a_disk_that_cannot_be_written(here):
     Path("file").write_text("")
-    refused(1, "Cannot write", *TINY_VIDEO, "--blocks", 1, "--out", "file/t.mp4")
+    refused(1, f"Cannot write {here}/file/t.run: Not a dir", *TINY_VIDEO, "--blocks", 1, "--out", "file/t.mp4")
 
 
 def test_schedule_command():

@@ -212,6 +212,8 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu():
         (["--attention", "flash3"], "needs an NVIDIA GPU"),
         (["--out", "o.avi"], "does not end in .mp4"),
         (["--out", "there.mp4"], "there.mp4 exists"),
+        (["--out", "told.mp4"], "told.json exists"),
+        (["--run-dir", "mine"], "mine holds other files"),
     ],
 )
 def test_a_plan_fails_where_generate_would_before_it_begins(tmp_path, monkeypatch, options, words):
@@ -221,12 +223,15 @@ def test_a_plan_fails_where_generate_would_before_it_begins(tmp_path, monkeypatc
     folder.mkdir()
     monkeypatch.chdir(folder)
     Path("there.mp4").write_bytes(b"mine")
+    Path("told.json").write_text("{}")
+    Path("mine").mkdir()
+    Path("mine/file").touch()
     asked = ["--prompt", "ball", *(option.format(vae=backbone("tiny").shipped["vae"]) for option in options)]
     planned = CliRunner().invoke(cli.app, ["plan", *asked])
     assert planned.exit_code == 1 and words in planned.stdout and "frames" in planned.stdout, planned.output
     made = CliRunner().invoke(cli.app, ["generate", *asked])
     assert made.exit_code in (1, 2) and words in made.stderr
-    assert os.listdir() == ["there.mp4"]
+    assert sorted(os.listdir()) == ["mine", "there.mp4", "told.json"]
     assert CliRunner().invoke(cli.app, ["plan", "--prompt", "ball"]).exit_code == 0
 
 

@@ -273,6 +273,7 @@ def test_a_prompt_a_line(here):
     assert "v-0001.json exists" in listed and "v-0003.json exists" in listed
     Path("empty.txt").write_text("\n# nothing\n")
     refused(2, "holds no prompt", *options, "--prompt-file", "empty.txt")
+    refused(2, "v-0001.avi does not end in .mp4", *options[:-1], "v.avi", "--prompt-file", "p.txt")
 
 
 def test_models_are_loaded_once_for_all_prompts(here, backbone, monkeypatch):
