@@ -178,7 +178,7 @@ def video(
     from . import files
     from .inputs import asked_inputs, changed_inputs
     from .job import only_one
-    from .making import machine_for, make_video, make_videos, numbered, resolved, show_plan
+    from .making import machine_for, make_video, make_videos, resolved, show_plan
     from .plan import model_files
     from .report import changed_models
 
@@ -198,8 +198,7 @@ def video(
     machine = machine_for(told, precision, attention, compiled)
     named = given({"target": target, "drafter": drafter, "text encoder": text_encoder, "vae": vae})
     if ctx.info_name == "plan":
-        first = numbered(out, 1) if prompts else out
-        show_plan(job, machine, models_dir, named, first, as_json, overwrite=overwrite, run_dir=run_dir)
+        show_plan(job, prompts, machine, models_dir, named, out, as_json, overwrite=overwrite, run_dir=run_dir)
         return
     paths = {**model_files(job, files.models_dir(models_dir), named), **inputs_there}
     for changed in changed_models(told.get("models", []), paths):

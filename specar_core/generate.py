@@ -247,7 +247,10 @@ def _check_same(folder: Path, record: Record, paths: Mapping[str, Path]) -> None
     for changed in [*changed_models(told["models"], paths), *changed_inputs(told["options"], now["options"])]:
         raise SpecarError(f"{folder} cannot be continued: {changed}. Put that file back.")
     if identity(told) != identity(now):
-        raise UsageError(f"{folder} is the run of another video; give its own settings, or another folder")
+        raise UsageError(
+            f"{folder} is the run of another video: give its own settings, choose another name, or start again with "
+            "--overwrite"
+        )
     for what in ("device", "torch", "compile", "triton", "threads"):
         if (before := told["environment"].get(what)) != (here := now["environment"].get(what)):
             log.warning("The run was begun with %s %s, this is %s: frames may differ a little", what, before, here)

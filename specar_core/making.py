@@ -1,7 +1,7 @@
 """What the `specar` command does about a video, whatever its options: plans it, makes it, or makes one a prompt."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .bars import run_bar
 from .checkpoint import check_folder
 from .console import say, stderr
 from .errors import SpecarError, UsageError
-from .generate import Loaded, generate
+from .generate import Loaded, begun, generate
 from .inputs import Inputs
 from .job import Job, resolve
 from .machine import Machine
@@ -24,6 +24,8 @@ from .refusal import CHANGES, refusal
 from .timeline import Cue, describe
 from .video import check_name, check_place
 from .writing import keep
+
+AGAIN = "the same command again, without --overwrite"
 
 
 def machine_for(
@@ -52,6 +54,7 @@ def resolved(pair: Backbone, settings: dict[str, Any], inputs: Inputs) -> tuple[
 
 def show_plan(
     job: Job,
+    prompts: Sequence[str],
     machine: Machine,
     models_dir: Path | None,
     named: dict[str, Path],
@@ -65,13 +68,18 @@ def show_plan(
     there, missing = files.find(job.files, models, named)
     absent = [str(models / file.folder / file.name) for file in missing]
     planned = plan(job, machine, absent, damaged_files(job.backbone, there))
-    refused = why_not(job, machine, out, overwrite=overwrite, run_dir=run_dir)
+    if not prompts:
+        refused = why_not(job, machine, out, overwrite=overwrite, run_dir=run_dir)
+    else:
+        planned, whole = replace(planned, videos=len(prompts)), not absent and not planned.damaged_files
+        paths = {**job.backbone.shipped, **there}  # by which a video is known that is there already
+        refused = why_not_all(videos_of(job, prompts, out), machine, paths, overwrite) if whole else None
     if as_json:
         print(json.dumps({**planned.to_dict(), "refusal": refused}, indent=1))
     else:
         print(planned.text())
         if refused:
-            print(f"refused   {refused}")
+            print("refused   " + refused.replace("\n", "\n          "))
     if refused or planned.missing_files or planned.damaged_files:
         raise typer.Exit(1)
 
@@ -80,14 +88,36 @@ def why_not(job: Job, machine: Machine, out: Path, *, overwrite: bool, run_dir: 
     """What `generate` would say, models apart, before anything is loaded."""
     folder = run_dir or out.with_suffix(".run")
     try:
-        check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
-        check_folder(folder.absolute())
-        if not overwrite:
-            keep(out.with_suffix(".json"), folder.with_suffix(".partial.json"))
+        check_places(out, folder, overwrite=overwrite)
         able(job, machine, folder, CHANGES)
     except (SpecarError, UsageError) as error:
         return str(error)
     return None
+
+
+def why_not_all(
+    videos: Sequence[tuple[Job, Path]], machine: Machine, paths: Mapping[str, Path], overwrite: bool
+) -> str | None:
+    """What `generate` would say of a prompt file, models apart: of all its videos, or of those that would fail."""
+    try:
+        able_all(videos, machine)
+    except (SpecarError, UsageError) as error:
+        return str(error)
+    failures = []
+    for job, out in videos:
+        try:
+            there = not overwrite and begun(job, machine, paths, out)
+            check_places(out, out.with_suffix(".run"), overwrite=overwrite or there)
+        except (SpecarError, UsageError) as error:
+            failures.append(f"{out}: {error}")
+    return "\n".join([f"{len(failures)} of {len(videos)} videos would fail", *failures]) if failures else None
+
+
+def check_places(out: Path, folder: Path, *, overwrite: bool) -> None:
+    check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
+    check_folder(folder.absolute())
+    if not overwrite:
+        keep(out.with_suffix(".json"), folder.with_suffix(".partial.json"))
 
 
 def make_video(
@@ -112,39 +142,66 @@ def make_video(
     print(json.dumps(report, indent=1) if as_json else out)
 
 
-def numbered(out: Path, number: int) -> Path:
-    return out.with_name(f"{out.stem}-{number:04d}{out.suffix}")
+def videos_of(job: Job, prompts: Sequence[str], out: Path) -> list[tuple[Job, Path]]:
+    """A video of each prompt, and its place."""
+    return [
+        (replace(job, cues=(Cue(0, prompt),)), out.with_name(f"{out.stem}-{number:04d}{out.suffix}"))
+        for number, prompt in enumerate(prompts, 1)
+    ]
 
 
 def make_videos(
     job: Job,
-    prompts: list[str],
+    prompts: Sequence[str],
     machine: Machine,
     paths: dict[str, Path],
     out: Path,
     as_json: bool,
     overwrite: bool,
 ) -> None:
-    """A video of each prompt, one after another; what failed is listed at the end."""
-    check_name(numbered(out, 1))
-    machine = able(job, machine, out.parent, CHANGES)
-    jobs = [replace(job, cues=(Cue(0, prompt),)) for prompt in prompts]
-    loaded, reports, failures = Loaded(jobs, machine, paths), [], []
-    for number, one in enumerate(jobs, 1):
-        place = numbered(out, number)
+    """A video of each prompt, one after another; what failed is listed at the end.
+
+    The same again goes on: whole videos stay, one that was begun is resumed, what failed is tried once more.
+    """
+    videos = videos_of(job, prompts, out)
+    machine = able_all(videos, machine)
+    loaded, reports, failures = Loaded([one for one, _ in videos], machine, paths), [], []
+    for one, place in videos:
         try:
+            there = not overwrite and begun(one, machine, paths, place)
             with run_bar(one, stderr) as listener:
-                report = generate(one, machine, paths, place, overwrite=overwrite, listener=listener, loaded=loaded)
+                report = generate(
+                    one,
+                    machine,
+                    paths,
+                    place,
+                    overwrite=overwrite,
+                    resume=there,
+                    listener=listener,
+                    loaded=loaded,
+                    hint=False,
+                )
         except (SpecarError, UsageError) as error:
             failures.append(f"{place}: {error}")
             continue
+        except BaseException:
+            say(f"Go on with all {len(videos)} videos: {AGAIN}")
+            raise
         reports.append(report)
         if not as_json:
             print(place)
     if as_json:
         print(json.dumps(reports, indent=1))
     if failures:
-        raise SpecarError(f"{len(failures)} of {len(jobs)} videos failed\n" + "\n".join(failures))
+        lines = [f"{len(failures)} of {len(videos)} videos failed", *failures, f"Once that is mended: {AGAIN}"]
+        raise SpecarError("\n".join(lines))
+
+
+def able_all(videos: Sequence[tuple[Job, Path]], machine: Machine) -> Machine:
+    """As `able`, for the first of these videos that is not there."""
+    check_name(videos[0][1])
+    job, out = next((video for video in videos if not video[1].exists()), videos[0])
+    return able(job, machine, out.with_suffix(".run"), CHANGES)
 
 
 def able(job: Job, machine: Machine, folder: Path, changes: Collection[str]) -> Machine:

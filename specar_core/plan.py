@@ -39,6 +39,7 @@ class Plan:
     disk_bytes: int
     missing_files: tuple[str, ...]
     damaged_files: tuple[str, ...]
+    videos: int = 1  # like this one, one after another
 
     def to_dict(self) -> dict[str, Any]:
         job = self.job
@@ -54,12 +55,15 @@ class Plan:
             "schedule": job.schedule.to_dict(),
             "forwards": job.forwards,
             "forwards_at_least": job.at_least.forwards,
+            "videos": self.videos,
             "predicted_seconds": self.seconds,
+            "predicted_seconds_of_all": None if self.seconds is None else round(self.videos * self.seconds, 1),
             "unmeasured": self.unmeasured,
             "gpu_bytes": self.gpu_bytes,
             "gpu_bytes_by_part": dict(self.needs.rollout) if self.gpu_bytes else {},
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
+            "disk_bytes_of_all": self.videos * self.disk_bytes,
             "missing_files": list(self.missing_files),
             "damaged_files": list(self.damaged_files),
         }
@@ -75,8 +79,15 @@ class Plan:
         targets = f"{'at least ' if job.is_open else ''}{_count(len(job.at_least.schedule.targets), 'target')}"
         on_gpu = f"{readable(self.gpu_bytes)} on the GPU, " if self.gpu_bytes else ""
         seconds = "unknown: " + str(self.unmeasured) if self.seconds is None else f"{self.seconds} s"
+        disk = f"{readable(self.disk_bytes)} at most, while it is made"
+        videos = []
+        if self.videos > 1:
+            videos = [f"videos    {self.videos}, each of them:"]
+            seconds += "" if self.seconds is None else f", {self.videos * self.seconds:.1f} s for all"
+            disk += f"; {readable(self.videos * self.disk_bytes)} for all"
         lines = [
             f"{job.backbone.title}, {job.width}x{job.height}",
+            *videos,
             f"length    {length:.2f} s, {job.frames} frames at {geometry.fps} fps, {_count(job.blocks, 'block')}",
             *(f"prompt    {line}" for line in describe(job.cues, job.geometry) if len(job.cues) > 1),
             f"schedule  {schedule.strip}",
@@ -84,7 +95,7 @@ class Plan:
             f"forwards  {forwards}",
             f"time      {seconds}",
             f"memory    {on_gpu}{readable(self.host_bytes)} on the host",
-            f"disk      {readable(self.disk_bytes)} at most, while it is made",
+            f"disk      {disk}",
         ]
         if self.missing_files:
             lines += ["missing   " + "\n          ".join(self.missing_files)]

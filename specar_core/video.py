@@ -26,7 +26,7 @@ import torch
 from .audio import SoundTrack, has_sound
 from .errors import SpecarError, UsageError, reason
 from .mp4 import is_whole
-from .writing import keep, replacing, writable, write
+from .writing import keep, no_folder, replacing, writable, write
 
 log = logging.getLogger("specar")
 
@@ -59,6 +59,8 @@ def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = 
     folder: where its segments lie.
     """
     check_name(path)
+    for file in (path.with_suffix(".json"), *map(folder.with_suffix, (".partial.mp4", ".partial.json"))):
+        no_folder(file)
     for place in (path.parent, folder):
         there = next((parent for parent in (place, *place.parents) if parent.exists()), place)
         if not there.is_dir() or not os.access(there, os.W_OK):

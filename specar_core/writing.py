@@ -12,14 +12,20 @@ def keep(*paths: Path) -> None:
     """UsageError if one of these files is there already."""
     for path in paths:
         if path.exists():
+            no_folder(path)
             raise UsageError(f"{path} exists; choose another name, or overwrite it with --overwrite.")
+
+
+def no_folder(path: Path) -> None:
+    """UsageError if this file is a folder."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: choose another name.")
 
 
 def writable(*paths: Path) -> None:
     """Makes the folders of these files; SpecarError if one of them cannot be written, UsageError if it is a folder."""
     for path in paths:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder: choose another name.")
+        no_folder(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _part(path).touch()

@@ -130,6 +130,20 @@ def test_places_that_must_not_be_written_are_told_before_anything_loads_R71(back
     assert sorted(os.listdir(here)) == ["locked", "p.txt"]
 
 
+@pytest.mark.parametrize("name", ["v.json", "v.partial.json", "v.partial.mp4"])
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+def test_a_folder_in_the_place_of_a_file_is_told_before_anything_loads(here, backbone, monkeypatch, name, overwrite):
+    def loads(*_, **__):
+        raise AssertionError("something was loaded")
+
+    Path(name).mkdir()
+    monkeypatch.setattr(type(backbone), "load_text_encoder", loads)
+    video = ("--backbone", "tiny", "--blocks", 1, "--prompt", "a ball", "--out", "v.mp4", *overwrite)
+    refused(2, f"{name} is a folder: choose another name.", "generate", *video)
+    assert f"{name} is a folder" in specar("plan", *video).stdout
+    assert os.listdir(here) == [name]
+
+
 @pytest.mark.parametrize("out", [".", "/", ""])
 def test_a_folder_is_no_name(here, out):
     refused(2, "is a folder", "generate", "--backbone", "tiny", "--prompt", "a ball", "--out", out)

@@ -235,6 +235,23 @@ def test_a_plan_fails_where_generate_would_before_it_begins(tmp_path, monkeypatc
     assert CliRunner().invoke(cli.app, ["plan", "--prompt", "ball"]).exit_code == 0
 
 
+def test_a_plan_for_many_videos_tells_time_and_disk_of_all(tmp_path, monkeypatch):
+    one = plan.plan(resolve(backbone("krea"))[0], H200)
+    many, told = replace(one, videos=3), replace(one, videos=3).to_dict()
+    assert told["predicted_seconds"] == one.seconds and told["disk_bytes"] == one.disk_bytes
+    assert told["predicted_seconds_of_all"] == pytest.approx(3 * one.seconds)
+    assert told["disk_bytes_of_all"] == 3 * one.disk_bytes
+    assert "videos    3, each of them:\n" in many.text() and "videos" not in one.text()
+    assert f"time      {one.seconds} s, {3 * one.seconds:.1f} s for all\n" in many.text()
+    assert f"{plan.readable(3 * one.disk_bytes)} for all" in many.text()
+    monkeypatch.chdir(tmp_path)
+    Path("p.txt").write_text("a ball\n# not this\nred\n")
+    run = CliRunner().invoke(cli.app, ["plan", "--backbone", "tiny", "--prompt-file", "p.txt"])
+    assert run.exit_code == 0 and "videos    2, each of them:" in run.stdout, run.output
+    one = json.loads(CliRunner().invoke(cli.app, ["plan", "--backbone", "tiny", "--prompt", "a", "--json"]).stdout)
+    assert one["videos"] == 1 and one["disk_bytes"] == one["disk_bytes_of_all"]
+
+
 def test_a_cpu_has_no_cuda_context():
     job, _ = resolve(backbone("tiny"))
     assert plan.plan(job, CPU).host_bytes < 1.5e9 < plan.plan(job, H200).host_bytes

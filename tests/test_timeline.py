@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from killed import CPU, frames, leave
 from test_cli import refused, specar
 
+from specar_core import making
 from specar_core.backbones import backbone as named_backbone
 from specar_core.backbones.causal_wan import GEOMETRY
 from specar_core.backbones.helios_pair import GEOMETRY as HELIOS_GEOMETRY
 from specar_core.errors import UsageError
-from specar_core.generate import generate
+from specar_core.generate import Listener, generate
 from specar_core.job import resolve
 from specar_core.noise import noise
 from specar_core.policies import parse as parse_schedule
@@ -274,6 +276,61 @@ def test_a_prompt_a_line(here):
     Path("empty.txt").write_text("\n# nothing\n")
     refused(2, "holds no prompt", *options, "--prompt-file", "empty.txt")
     refused(2, "v-0001.avi does not end in .mp4", *options[:-1], "v.avi", "--prompt-file", "p.txt")
+
+
+MANY = ("generate", "--backbone", "tiny", "--blocks", 5, "--k", 2, "--prompt-file", "p.txt", "--out", "v.mp4")
+
+
+def test_interrupted_and_repeated_is_uninterrupted(here, monkeypatch):
+    Path("p.txt").write_text("a ball\nred\na red ball\n")
+    assert specar(*MANY[:-1], "whole.mp4").exit_code == 0
+
+    @contextmanager
+    def interrupting(job, console):
+        def block(result):
+            if job.cues[0].text == "red" and result.index == 3:
+                raise KeyboardInterrupt
+
+        yield Listener(block=block)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(making, "run_bar", interrupting)
+        result = specar(*MANY)
+    assert (result.exit_code, result.stdout) == (130, "v-0001.mp4\n")
+    said = [line for line in result.stderr.splitlines() if "o on with" in line]
+    assert said == ["Go on with all 3 videos: the same command again, without --overwrite"]
+    first = Path("v-0001.mp4").stat().st_mtime_ns
+    planned = json.loads(specar("plan", *MANY[1:], "--json").stdout)
+    assert planned["refusal"] is None and planned["videos"] == 3
+    for _ in range(2):  # when all is done, too
+        again = specar(*MANY)
+        assert (again.exit_code, again.stdout) == (0, "v-0001.mp4\nv-0002.mp4\nv-0003.mp4\n"), again.stderr
+        assert Path("v-0001.mp4").stat().st_mtime_ns == first
+        reports = [json.loads(Path(f"v-000{number}.json").read_text()) for number in (1, 2, 3)]
+        assert [report["resumed_at"] is None for report in reports] == [True, False, True]
+        for number in (1, 2, 3):
+            assert frames(Path(f"v-000{number}.mp4")) == frames(Path(f"whole-000{number}.mp4"))
+    assert sorted(path.name[2:] for path in here.glob("v-*")) == sorted(path.name[6:] for path in here.glob("whole-*"))
+    assert [report["prompts"] for report in json.loads(specar(*MANY, "--json").stdout)] == [
+        report["prompts"] for report in reports
+    ]
+
+
+def test_what_is_of_other_settings_fails_alone(here, backbone):
+    Path("p.txt").write_text("a ball\nred\na red ball\n")
+    assert specar(*MANY[:-4], "--prompt", "a ball", "--seed", 1, "--out", "v-0001.mp4").exit_code == 0
+    leave(resolve(backbone, prompt="red", blocks=5, k=1)[0], backbone.shipped, Path("v-0002.mp4"), at=3)
+    before = frames(Path("v-0001.mp4"))
+    reasons = ("2 of 3 videos", "exists; choose another name", "v-0002.run is the run of another video")
+    planned = specar("plan", *MANY[1:])
+    assert planned.exit_code == 1 and all(reason in planned.stdout for reason in reasons), planned.stdout
+    result = specar(*MANY)
+    assert (result.exit_code, result.stdout) == (1, "v-0003.mp4\n")
+    assert all(reason in result.stderr for reason in reasons), result.stderr
+    assert result.stderr.endswith("Once that is mended: the same command again, without --overwrite\n")
+    assert frames(Path("v-0001.mp4")) == before and Path("v-0002.run").is_dir()
+    again = specar(*MANY, "--overwrite")
+    assert again.exit_code == 0 and frames(Path("v-0001.mp4")) != before and not Path("v-0002.run").exists()
 
 
 def test_models_are_loaded_once_for_all_prompts(here, backbone, monkeypatch):

@@ -133,8 +133,8 @@ def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choi
     """
     if name != "auto":
         attend = named(device, dtype, name)
-        log.info("attention: %s (asked for)", name)
-        return Choice(name, attend, "asked for")
+        log.info("attention: %s (by name)", name)
+        return Choice(name, attend, "by name")
     passed_over: list[str] = []
     for backend in BACKENDS:
         if not backend.automatic:
