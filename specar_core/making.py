@@ -23,9 +23,7 @@ from .plan import damaged_files, plan
 from .refusal import CHANGES, refusal
 from .timeline import Cue, describe
 from .video import check_name, check_place
-from .writing import keep
-
-AGAIN = "the same command again, without --overwrite"
+from .writing import again, keep
 
 
 def machine_for(
@@ -164,6 +162,7 @@ def make_videos(
     The same again goes on: whole videos stay, one that was begun is resumed, what failed is tried once more.
     """
     videos = videos_of(job, prompts, out)
+    onward = again(overwrite, (place for _, place in videos))
     machine = able_all(videos, machine)
     loaded, reports, failures = Loaded([one for one, _ in videos], machine, paths), [], []
     for one, place in videos:
@@ -185,7 +184,7 @@ def make_videos(
             failures.append(f"{place}: {error}")
             continue
         except BaseException:
-            say(f"Go on with all {len(videos)} videos: {AGAIN}")
+            say(f"Go on with all {len(videos)} videos: {onward}")
             raise
         reports.append(report)
         if not as_json:
@@ -193,7 +192,7 @@ def make_videos(
     if as_json:
         print(json.dumps(reports, indent=1))
     if failures:
-        lines = [f"{len(failures)} of {len(videos)} videos failed", *failures, f"Once that is mended: {AGAIN}"]
+        lines = [f"{len(failures)} of {len(videos)} videos failed", *failures, f"Once that is mended: {onward}"]
         raise SpecarError("\n".join(lines))
 
 

@@ -26,6 +26,7 @@ REPORT_BYTES, REPORT_BLOCK_BYTES = 1 << 12, 1 << 9  # beside the texts in it
 COPIES = 3  # of the report: in the video, beside it, and in the run's folder with its blocks
 PROCESS_BYTES = 1 << 30  # Python, torch, and the libraries for text and video (0.4 GB)
 CUDA_BYTES = 2 << 30  # what its context takes on the host
+SHOWN = 400  # blocks of a schedule
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Plan:
             *videos,
             f"length    {length:.2f} s, {job.frames} frames at {geometry.fps} fps, {_count(job.blocks, 'block')}",
             *(f"prompt    {line}" for line in describe(job.cues, job.geometry) if len(job.cues) > 1),
-            f"schedule  {schedule.strip}",
+            f"schedule  {schedule.strip[:SHOWN]}{'...' if job.blocks > SHOWN else ''}",
             f"          {schedule.policy}, {targets}, longest draft run {schedule.max_draft_run}",
             f"forwards  {forwards}",
             f"time      {seconds}",

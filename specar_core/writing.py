@@ -2,10 +2,18 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .errors import SpecarError, UsageError, reason
+
+
+def again(overwrite: bool, files: Iterable[Path]) -> str:
+    """How several videos go on after an interruption, asked before they are begun: those that are still to replace old
+    `files` would be refused without --overwrite, and with it nothing is kept."""
+    if overwrite and any(file.exists() for file in files):
+        return "the same command again, which begins anew"
+    return "the same command again, without --overwrite"
 
 
 def keep(*paths: Path) -> None:

@@ -142,6 +142,19 @@ def test_an_interrupted_race_tells_one_way_to_go_on(pair, tmp_path, caplog):
         race(jobs(pair, "first", "target-only"), replace(CPU, precision="bf16"), pair.shipped, tmp_path / "r.html")
 
 
+def test_an_interrupted_race_that_replaces_an_old_one_begins_anew(pair, tmp_path, caplog):
+    def interrupt(result):
+        raise KeyboardInterrupt
+
+    (tmp_path / "r.html").touch()
+    with pytest.raises(KeyboardInterrupt):
+        arguments = (CPU, pair.shipped, tmp_path / "r.html")
+        listening = {"listening": lambda job: Listener(block=interrupt)}
+        race(jobs(pair, "first", "target-only"), *arguments, overwrite=True, **listening)
+    (told,) = [line for line in caplog.messages if "o on with" in line]
+    assert told == "Go on with the whole race: the same command again, which begins anew"
+
+
 def test_a_race_refuses_before_it_works(pair, tmp_path):
     with pytest.raises(UsageError, match="two or more different policies"):
         race(jobs(pair, "first", "first"), CPU, {}, tmp_path / "r.html")

@@ -20,7 +20,7 @@ from ..rollout import rollout
 from ..schedule import Schedule
 from ..score import score
 from ..timeline import BlockPrompts
-from ..writing import keep, writable, write
+from ..writing import again, keep, writable, write
 from . import Clip, page
 
 log = logging.getLogger("specar")
@@ -54,6 +54,7 @@ def race(
     if not overwrite:
         new = [video for video, there in zip(videos, resume, strict=True) if not there]
         keep(out, *new, *(file.with_suffix(".json") for file in (new if any(resume) else [out, *new])))
+    onward = again(overwrite, (out, *videos))
     writable(out, out.with_suffix(".json"), *videos)
     loaded = Loaded(jobs, machine, paths)
     if not all(there and video.exists() for video, there in zip(videos, resume, strict=True)):
@@ -74,7 +75,7 @@ def race(
             )
             reports.append(report)
     except BaseException:
-        log.warning("Go on with the whole race: the same command again, without --overwrite")
+        log.warning("Go on with the whole race: %s", onward)
         raise
     addresses = [_embedded(video) if embed else quote(video.name) for video in videos]
     clips = [Clip(address, report) for address, report in zip(addresses, reports, strict=True)]
