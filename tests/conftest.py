@@ -1,5 +1,6 @@
 import json
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from small import small_backbone
 from specar_core import cli
 
 GOLDEN = Path(__file__).parent / "golden"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, with all that it starts
 
 
 @pytest.fixture(autouse=True, scope="session")
