@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .backbones.pair import Committed, Noise, Pair, Step
 from .checkpoint import TOLD, RunFolder, read_run
-from .errors import SpecarError, UsageError
+from .errors import SpecarError, UsageError, first_line
 from .foreign import SETTINGS, fits, load
 from .inputs import changed_inputs
 from .job import Job
@@ -104,7 +104,7 @@ def generate(
                 run.remove()
             except torch.OutOfMemoryError as error:
                 todo = "Free some, or ask `specar plan` what takes less"
-                raise SpecarError(f"the GPU's memory ran out ({str(error).splitlines()[0]}). {todo}.") from error
+                raise SpecarError(f"the GPU's memory ran out ({first_line(error)}). {todo}.") from error
             finally:
                 if hint and run.used:
                     log.warning("Go on with: specar resume %s", quote(str(run.folder)))
@@ -219,7 +219,10 @@ def render(
 def begun(job: Job, machine: Machine, paths: Mapping[str, Path], out: Path) -> bool:
     """Whether `generate` can resume this very video: it is finished, or its run is there. Raises UsageError or
     SpecarError for a folder FILE.run of another one."""
-    record, needed, folder = Record(job, machine), _needed(job, paths), out.with_suffix(".run")
+    folder = out.with_suffix(".run")
+    if not (folder / TOLD).exists() and not out.exists():
+        return False  # before models are read for their digests: there may be many videos
+    record, needed = Record(job, machine), _needed(job, paths)
     record.models = describe_models(needed)
     if (folder / TOLD).exists():
         _check_same(folder, record, needed)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from .wan import Attend, sdpa
 
 log = logging.getLogger("specar")
@@ -52,10 +52,6 @@ def _importable(name: str):
         raise Absent(f"{name} cannot be imported ({error})") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _first_output(function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Attend:
     """Some builds of FlashAttention return the tensor, others (tensor, log-sum-exp)."""
 
@@ -82,7 +78,7 @@ def _flash3() -> Attend:
     except Exception as error:
         # No build for this torch, nothing cached and no network, the wrong card: there is no end to the types, because
         # the package's HTTP client has its own.
-        raise Absent(f"kernels found no FlashAttention 3: {_first_line(error)}") from None
+        raise Absent(f"kernels found no FlashAttention 3: {first_line(error)}") from None
     return _first_output(hub.flash_attn_func)
 
 
@@ -194,5 +190,5 @@ def self_test(attend: Attend, device: torch.device, dtype: torch.dtype) -> float
     try:
         error = (attend(q, k, v).float() - expected).norm() / expected.norm()
     except (RuntimeError, AssertionError, TypeError) as failure:  # how these packages refuse a device or a shape
-        raise Absent(f"fails here: {_first_line(failure)}") from None
+        raise Absent(f"fails here: {first_line(failure)}") from None
     return error.item() if torch.isfinite(error) else 1.0

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from ..errors import first_line
+
 
 def compile_blocks(network: Any) -> None:
     """All blocks share their code, so each shape that a rollout has (three a model) is compiled once, when it comes
@@ -21,5 +23,5 @@ def no_compiler(device: torch.device) -> str | None:
     try:
         torch.compile(lambda x: torch.nn.functional.silu(x) + 1)(torch.zeros(8, device=device))
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Triton, or one of another version
-        return str(error).splitlines()[0]
+        return first_line(error)
     return None

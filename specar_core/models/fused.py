@@ -5,6 +5,8 @@ import logging
 from importlib import import_module
 from types import ModuleType
 
+from ..errors import first_line
+
 log = logging.getLogger("specar")
 
 
@@ -17,7 +19,7 @@ def no_triton() -> str | None:
     try:
         import_module(".probe_kernels", __package__).probe()
     except Exception as error:  # each part of that chain has errors of its own; the probe itself has nothing to fail
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return None
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 
 LARGEST = 448.0
 CAPABILITY = (8, 9)
@@ -124,6 +124,6 @@ def unavailable(device: torch.device) -> str | None:
         there = Quantised(*(part.to(device) for part in rows))
         found = product(there, values.to(device), scale.squeeze(1).to(device), bias.to(device)).float().cpu()
     except (RuntimeError, AttributeError) as failure:
-        return f"this torch ({torch.__version__}) has none for it: {str(failure).splitlines()[0]}"
+        return f"this torch ({torch.__version__}) has none for it: {first_line(failure)}"
     error = ((found - expected).norm() / expected.norm()).item()
     return None if error < 0.01 else f"its products differ from the CPU's by {error:.2g} (relative)"

@@ -52,9 +52,9 @@ class Tape:
         Where `norm` is given, x goes through it and SiLU first. A single frame without history remains alone
         [B, 1, H, W, C]: what would stand before it is zero.
         """
-        past = next(self._past, None)
-        count = 1 if past is None and x.shape[1] == 1 else 3
-        past = _zeros(x, 2) if past is None else past
+        tail = next(self._past, None)
+        count = 1 if tail is None and x.shape[1] == 1 else 3
+        past = _history(tail, x, 2)
         if fused := kernels(x):
             taps, tail = fused.taps(x.contiguous(), _gain(norm), past, count)
         else:
@@ -66,15 +66,14 @@ class Tape:
 
     def sums(self, fused: ModuleType, x: Tensor, norm: "RMSNorm | None", m: int) -> list[Tensor]:
         """Of every m frames of x and the two before them, what `minimal` multiplies."""
-        past = next(self._past, None)
-        parts, tail = fused.sums(x.contiguous(), _gain(norm), _zeros(x, 2) if past is None else past, m)
+        past = _history(next(self._past, None), x, 2)
+        parts, tail = fused.sums(x.contiguous(), _gain(norm), past, m)
         self._tails.append(tail)
         return parts
 
     def pairs(self, x: Tensor) -> Tensor:
         """Every second frame beside its neighbours, of one remembered frame ++ x: [B, T/2, H, W, 3C]."""
-        past = next(self._past, None)
-        x = torch.cat([_zeros(x, 1) if past is None else past, x], dim=1)
+        x = torch.cat([_history(next(self._past, None), x, 1), x], dim=1)
         self._tails.append(x[:, -1:].clone())
         return torch.cat([x[:, tap : x.shape[1] - 2 + tap : 2] for tap in range(3)], dim=-1)
 
@@ -87,8 +86,9 @@ class Tape:
         return StreamState(True, tuple(self._tails))
 
 
-def _zeros(x: Tensor, frames: int) -> Tensor:
-    return x.new_zeros(x.shape[0], frames, *x.shape[2:])
+def _history(tail: Tensor | None, x: Tensor, frames: int) -> Tensor:
+    """What stands before x: the tail of the last call, or zeros where there is none."""
+    return x.new_zeros(x.shape[0], frames, *x.shape[2:]) if tail is None else tail
 
 
 def _gain(norm: "RMSNorm | None") -> Tensor | None:
