@@ -140,12 +140,17 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
+def random_prompt(job: Job, device: torch.device) -> Tensor:
+    """Embeddings of a job's texts, the same numbers for every precision."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(len(job.backbone.texts(job)), *job.backbone.text_shape, generator=generator).to(device)
+
+
 def video(pair: Pair, job: Job, latents: list[Tensor] | None = None) -> dict[str, Any]:
     """One whole video as an mp4: seconds by block, forwards by role, peak memory. `latents` collects the blocks'."""
     shape = pair.geometry.latent_shape(job.width, job.height)
     networks: dict[Any, Any] = pair.models  # type: ignore[attr-defined]
-    dtype = next(iter(networks.values())).dtype
-    prompt = torch.randn(len(job.backbone.texts(job)), *job.backbone.text_shape, device=pair.device).to(dtype)
+    prompt = random_prompt(job, pair.device).to(next(iter(networks.values())).dtype)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     seconds: dict[str, list[float]] = {role: [] for role in job.roles}

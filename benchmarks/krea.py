@@ -46,6 +46,7 @@ from .common import (
     milliseconds,
     plain_torch,
     random_network,
+    random_prompt,
     relative,
     video,
     write,
@@ -70,7 +71,7 @@ def ceilings(device: torch.device) -> dict[str, float]:
 def calls(pair: SessionPair, job: Job) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Each kind of call that a block is made of, as a rollout makes it."""
     block = torch.randn(pair.geometry.latent_shape(job.width, job.height), device=pair.device)
-    prompt = torch.randn(1, *job.backbone.text_shape, device=pair.device)
+    prompt = random_prompt(job, pair.device)
     for role, model in pair.models.items():
         yield from forwards(role, model, block, prompt)
     _, state = pair.vae.decode(block)
@@ -140,7 +141,7 @@ def measured(pair: SessionPair, job: Job, precision: str, best: Mapping[str, flo
 def one_block(pair: SessionPair, job: Job, role: Any) -> Tensor:
     """Latents of a block that stands behind three given latent frames."""
     shape = pair.geometry.latent_shape(job.width, job.height)
-    prompt = torch.randn(1, *job.backbone.text_shape, generator=torch.Generator().manual_seed(1)).to(pair.device)
+    prompt = random_prompt(job, pair.device)
     with pair.lease(job.height, job.width, 1, lambda step: None) as run:
         context = replace(run.begin(), blocks=1, latents=noise(1, 0, 0, shape).to(pair.device))
         return run.generate(role, context, prompt, lambda draw: noise(1, 1, draw, shape)).cpu()

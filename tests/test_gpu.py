@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import assert_close, golden
 from models import golden_pair, golden_transformer, golden_vae
 from test_session import play, reaches
@@ -132,7 +133,11 @@ def test_fp8_is_what_the_cpu_computes():
     x = torch.randn(96, 512, generator=torch.Generator().manual_seed(0)).cuda()
     with torch.inference_mode():
         (values, scale), expected = rowwise.kernels(x).quantised(x), quantised(x)
+        rows, rows_scale = rowwise.kernels(x).quantised(x, gelu=True)
     assert torch.equal(values.float(), expected.values.float()) and torch.equal(scale, expected.scale)
+    after = quantised(F.gelu(x, approximate="tanh"))
+    assert_close(rows_scale, after.scale, 1e-5)
+    assert (rows.float() != after.values.float()).float().mean() < 0.01  # rounded the other way
     layer = Fp8Linear(512, 256)
     layer.load(torch.randn(256, 512, generator=torch.Generator().manual_seed(1)))
     layer.bias.data = torch.zeros(256, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_rollout import PROMPT, SIZE, make_pair
 
-from benchmarks import costs, keyed_study, policies, policy_times, schedule_study
+from benchmarks import costs, keyed_study, policies, policy_times, precision_study, schedule_study
 from benchmarks.common import compact
 from benchmarks.paired import interval, share
 from benchmarks.study import Chunk
@@ -140,6 +140,16 @@ def test_two_workers_find_what_one_finds(tmp_path):
         keyed_study.main([*arguments.split(), workers, "--folder", str(tmp_path)])
         found.append(json.loads((tmp_path / "keyed_study.json").read_text())["levels"])
     assert found[0] == found[1] and found[0]["1"] != found[0]["2"]
+
+
+def test_the_study_of_precision_runs_on_a_processor(tmp_path, capsys):
+    arguments = "--device cpu --prompts 1 --blocks 2 --schedules target-only first draft-only --folder"
+    precision_study.main([*arguments.split(), str(tmp_path)])
+    told = json.loads((tmp_path / "precision_study.json").read_text())["schedules"]
+    target, first, draft = (row["latents_apart_by_block"] for row in told.values())
+    assert target[0] == first[0] and 0 < target[0] < draft[0] < 0.3  # the same noise, and the prompt and weights too
+    assert abs(told["target-only"]["fp8_minus_full"]["mean"]) < 0.05
+    assert "| draft-only |" in capsys.readouterr().out
 
 
 def test_another_scene_differs_in_all_but_its_background():

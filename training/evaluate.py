@@ -4,7 +4,7 @@ Writes FOLDER/scores.json (a mean for every block and each measurement) and FOLD
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from specar_core.job import resolve
 from specar_core.machine import Machine
 from specar_core.noise import noise
 from specar_core.policies import parse
-from specar_core.rollout import rollout
+from specar_core.rollout import BlockResult, rollout
 from specar_core.schedule import Policy
 
 from .loop import save_scores
@@ -39,21 +39,26 @@ def shipped(folder: Path) -> dict[str, Path]:
 class Stage:
     """The pair in `models`, and a noise that is the same for all that is played here.
 
-    batch: videos that are played together; device: of the CPU or a GPU; seed: of the noise.
+    batch: videos that are played together; device: of the CPU or a GPU; seed: of the noise; precision: by default
+    float32 on a CPU and bf16 on a GPU.
     """
 
-    def __init__(self, models: Path, device: str, batch: int, seed: int = 0) -> None:
-        paths, machine = shipped(models), Machine(torch.device(device), "fp32" if device == "cpu" else "bf16")
+    def __init__(self, models: Path, device: str, batch: int, seed: int = 0, precision: str | None = None) -> None:
+        precision = precision or ("fp32" if device == "cpu" else "bf16")
+        paths, machine = shipped(models), Machine(torch.device(device), precision)
         self.pair: Any = TINY.load_pair(paths, resolve(TINY, k=1)[0], machine, lambda *_: None)
         self.encode = TINY.load_text_encoder(paths["text encoder"], machine, lambda *_: None).encode
         shape = TINY.geometry.latent_shape(WIDTH, HEIGHT, batch)
         self.noise = cache(lambda block, index: noise(seed, block, index, shape))
         self.batch = batch
 
+    def results(self, policy: Policy, prompts: Prompts, pair: Pair | None = None) -> Iterator[BlockResult]:
+        """Each block; pair: another one than its own."""
+        return rollout(pair or self.pair, policy, prompts, self.noise, height=HEIGHT, width=WIDTH, batch=self.batch)
+
     def play(self, policy: Policy, prompts: Prompts, pair: Pair | None = None) -> list[Tensor]:
-        """Frames [B, 3, N, H, W] in [-1, 1] of each block; pair: another one than its own."""
-        results = rollout(pair or self.pair, policy, prompts, self.noise, height=HEIGHT, width=WIDTH, batch=self.batch)
-        return [result.frames for result in results]
+        """Frames [B, 3, N, H, W] in [-1, 1] of each block."""
+        return [result.frames for result in self.results(policy, prompts, pair)]
 
 
 def generate(stage: Stage, prompts: Sequence[str], schedule: str, blocks: int) -> Tensor:
