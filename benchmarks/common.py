@@ -86,7 +86,8 @@ def plain_torch() -> Iterator[None]:
 
 
 def machine(device: str = "cuda") -> dict[str, Any]:
-    told = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.orig_argv[1:])}
+    command = " ".join(Path(word).name if word.startswith("/") else word for word in sys.orig_argv[1:])
+    told = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "command": command}
     if device == "cpu" or not torch.cuda.is_available():
         return {"card": "CPU", **told}
     properties = torch.cuda.get_device_properties(0)
@@ -100,6 +101,12 @@ def machine(device: str = "cuda") -> dict[str, Any]:
         "python": platform.python_version(),
         **told,
     }
+
+
+def result_path(folder: Path, name: str, precision: str, compiled: bool) -> Path:
+    """A file for each card, precision and way."""
+    card = machine()["card"].removeprefix("NVIDIA ").lower().split()
+    return folder / f"{'-'.join([name, *card, precision, *(['compiled'] if compiled else [])])}.json"
 
 
 def milliseconds(work: Callable[[], Any], repeats: int = 7, warmup: int = 2) -> float:

@@ -24,7 +24,7 @@ from specar_core.machine import Machine
 from specar_core.models.helios import HeliosConfig
 from specar_core.models.vae import VaeConfig
 
-from .common import build, derived, machine, milliseconds, video, write
+from .common import build, derived, machine, milliseconds, result_path, video, write
 
 TINY = HeliosConfig(
     num_attention_heads=2,
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "milliseconds": calls(pair, job),
     }
     print(json.dumps(report, indent=1), flush=True)
-    path = options.out and options.out / f"helios-h200-{options.precision}.json"
+    path = options.out and result_path(options.out, "helios", options.precision, options.compile)
     write(report, path)
     video(pair, resolve(backbone, blocks=2, k=1, steps={"target": [1]})[0])  # warm
     measured = video(pair, job)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ class Layout:
 
     def parts(self, samples: Tensor) -> Iterator[Tensor]:
         """The samples between cuts."""
-        edges = [0, *self.cuts, samples.shape[2]]
-        yield from (samples[:, :, start:end] for start, end in zip(edges, edges[1:], strict=False))
+        end = samples.shape[2]  # another node may have cut it short
+        edges = [0, *(cut for cut in self.cuts if cut < end), end]
+        yield from (samples[:, :, start:end] for start, end in pairwise(edges))
 
     def frames(self, samples: Tensor) -> int:
         decoded = (decoded_frames(part.shape[2], self.latent_frames_per_clip) for part in self.parts(samples))

@@ -6,6 +6,7 @@ from comfy_api.latest import io
 
 from ..specar_core import backbones
 from ..specar_core.errors import SpecarError
+from ..specar_core.geometry import MOST_BLOCKS
 from ..specar_core.job import resolve
 from ..specar_core.plan import predict
 from ..specar_core.scorers import scorer_of
@@ -35,7 +36,7 @@ class SpecARScheduler(io.ComfyNode):
                     "seconds", default=5.0, min=0.1, max=86400.0, step=0.1, tooltip="Rounded up to whole blocks."
                 ),
                 io.Int.Input(
-                    "blocks", default=0, min=0, max=1_000_000, tooltip="The length in blocks; 0 takes the seconds."
+                    "blocks", default=0, min=0, max=MOST_BLOCKS, tooltip="The length in blocks; 0 takes the seconds."
                 ),
                 io.Int.Input(
                     "width", default=832, min=0, max=8192, step=16, tooltip="In pixels; 0 takes the size of the pair."
@@ -83,7 +84,8 @@ class SpecARScheduler(io.ComfyNode):
                     min=0,
                     max=1000,
                     optional=True,
-                    tooltip="The drafter does so many first steps of target blocks, but of block 0. krea and tiny.",
+                    tooltip="The drafter does the first steps of every target block except block 0, as many as this. "
+                    "krea and tiny.",
                 ),
             ],
             outputs=[ScheduleSocket.Output(display_name="schedule")],

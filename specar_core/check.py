@@ -24,7 +24,6 @@ class FileReport:
     identity: Identity | None = None
     tensors: int = 0
     dtypes: dict[str, int] = field(default_factory=dict)  # tensors of each type
-    non_finite: tuple[str, ...] = ()
     problem: str | None = None
 
     def __str__(self) -> str:
@@ -44,15 +43,14 @@ def check_file(path: str | Path, progress: Callable[[int, int], None] | None = N
     except (SpecarError, UsageError) as error:
         return FileReport(path, os.path.getsize(path) if os.path.isfile(path) else 0, problem=str(error))
     types = Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.names.values())
-    non_finite: tuple[str, ...] = ()
     problem = None
     if checkpoint.bytes < checkpoint.declared:
         problem = f"{path} is cut off: {checkpoint.present}. Download it again."
-    elif non_finite := tuple(_non_finite(checkpoint, progress)):
+    elif non_finite := list(_non_finite(checkpoint, progress)):
         problem = f"{path} holds NaN or infinity in {len(non_finite)} tensors: {some(non_finite)}. Download it again."
     elif not identity.usable:
         problem = f"{path} is whole and finite, but not usable here."
-    return FileReport(path, checkpoint.bytes, identity, len(checkpoint.names), dict(types), non_finite, problem)
+    return FileReport(path, checkpoint.bytes, identity, len(checkpoint.names), dict(types), problem)
 
 
 def _non_finite(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> Iterator[str]:

@@ -65,11 +65,6 @@ class RunFolder:
     def blocks(self) -> int:
         return len(self._files)
 
-    @property
-    def used(self) -> bool:
-        """Whether anything would be lost with the folder."""
-        return any(self.folder.glob(BLOCKS)) or any(self.folder.glob(SEGMENTS))
-
     def latents(self, block: int) -> Tensor | None:
         """What an earlier run committed as this block, [B, C, T, h, w] on the CPU; None behind the last one."""
         return self._tensor(block, "latents") if block < self.blocks else None
@@ -131,7 +126,7 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-        if not self.used:
+        if not used(self.folder):
             self.remove()
 
     def _add(self, index: int, tensors: Mapping[str, Tensor], told: str) -> None:
@@ -144,6 +139,11 @@ class RunFolder:
 
     def _tensor(self, block: int, name: str) -> Tensor:
         return open_checkpoint(self._files[block]).tensor(name).clone()  # not mapped: the file may be removed
+
+
+def used(folder: Path) -> bool:
+    """Whether anything would be lost with the folder of a run."""
+    return any(folder.glob(BLOCKS)) or any(folder.glob(SEGMENTS))
 
 
 def check_folder(folder: Path) -> None:

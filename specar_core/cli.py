@@ -22,7 +22,7 @@ from .earlier import merged, report_in, told_by
 from .errors import SpecarError, UsageError, reason
 from .examples import EXAMPLES, example
 from .geometry import check_blocks
-from .policies import SPECS, parse
+from .policies import SPECS, parse, whole
 from .routers import Open
 
 app = typer.Typer(
@@ -101,7 +101,8 @@ def video(
     time_budget: Annotated[
         Optional[float],
         Option(
-            "--time-budget", help="Seconds to make it in: as many target blocks as they allow, planned while it runs."
+            "--time-budget",
+            help="Seconds that making it may take: as many target blocks as they allow, planned while it runs.",
         ),
     ] = None,
     seed: Annotated[Optional[int], Option("--seed", help="Decides all noise. Default 0.")] = None,
@@ -119,20 +120,22 @@ def video(
         Optional[str], Option("--drafter-context", help="session, or rolling:WINDOW[:SINK] in latent frames.")
     ] = None,
     stitch: Annotated[
-        Optional[int], Option("--stitch", help="The drafter does so many first steps of target blocks, but of block 0.")
+        Optional[int],
+        Option("--stitch", help="The drafter does the first N steps of every target block except block 0."),
     ] = None,
     negative: Annotated[
         Optional[str], Option("--negative", help="What the video should not show, for pairs with guidance.")
     ] = None,
     guidance: Annotated[
-        Optional[float], Option("--guidance", help="How far the target is led away from it; 1 is not at all.")
+        Optional[float],
+        Option("--guidance", help="How hard the target is pushed away from --negative; 1 turns it off."),
     ] = None,
     precision: PrecisionName = None,
     attention: Annotated[
         Optional[str], Option("--attention", help="auto, or a name that `specar doctor` lists.")
     ] = None,
     compiled: Annotated[
-        Optional[bool], Option("--compile/--no-compile", help="torch.compile instead of the own kernels.")
+        Optional[bool], Option("--compile/--no-compile", help="torch.compile instead of SpecAR's own kernels.")
     ] = None,
     models_dir: ModelsDir = None,
     target: Annotated[Optional[Path], Option("--target", help="Checkpoint of the target.")] = None,
@@ -158,9 +161,9 @@ def video(
         "frames": frames,
         "width": width,
         "height": height,
-        "k": whole(k, "k"),
+        "k": None if k is None else whole(k, "k"),
         "schedule": schedule,
-        "max_run": whole(max_run, "max-run"),
+        "max_run": None if max_run is None else whole(max_run, "max-run"),
         "time_budget": time_budget,
         "steps": parse_steps(steps or []),
     }
@@ -221,25 +224,11 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def whole(text: str | None, name: str) -> int | None:
-    """A whole number; anything else is refused by name rather than rounded."""
-    if text is None:
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        raise UsageError(f"{name} must be a whole number, not '{text}'") from None
-    if value < 0:
-        raise UsageError(f"{name} must be at least 0, not {value}")
-    return value
-
-
 def parse_steps(texts: list[str]) -> dict[str, list[int]]:
     steps = {}
     for text in texts:
         role, _, values = text.partition("=")
-        numbers = [whole(value, f"a step of the {role}") for value in values.split(",")]
-        steps[role] = [number for number in numbers if number is not None]
+        steps[role] = [whole(value, f"a step of the {role}") for value in values.split(",")]
     return steps
 
 
@@ -285,8 +274,8 @@ def resume(
 
 
 @app.command(
-    help="Run policies against each other, from the same prompt, seed and noise: one page that shows it. The same "
-    "command again goes on with a race that was interrupted."
+    help="Run policies against each other, from the same prompt, seed and noise, and write one page that compares "
+    "them. The same command again goes on with a race that was interrupted."
 )
 def race(
     backbone_name: BackboneName = "krea",
@@ -303,7 +292,7 @@ def race(
     precision: PrecisionName = None,
     attention: Annotated[str, Option("--attention", help="auto, or a name that `specar doctor` lists.")] = "auto",
     compiled: Annotated[
-        bool, Option("--compile/--no-compile", help="torch.compile instead of the own kernels.")
+        bool, Option("--compile/--no-compile", help="torch.compile instead of SpecAR's own kernels.")
     ] = False,
     models_dir: ModelsDir = None,
     out: Annotated[Path, Option("--out", help="The page; videos and scores lie beside it.")] = Path("race.html"),
@@ -407,7 +396,7 @@ def schedule(
     max_run: MaxRun = None,
     as_json: AsJson = False,
 ) -> None:
-    asked = given({"spread": whole(k, "k"), "": schedule, "max-run": whole(max_run, "max-run")})
+    asked = given({"spread": k, "": schedule, "max-run": max_run})
     if len(asked) != 1:
         raise UsageError("give one of --k, --schedule and --max-run")
     check_blocks(blocks)
@@ -446,7 +435,7 @@ def download(
         if planned.present and not planned.complete:
             state = f"{planned.present / 1e9:.1f} GB there"
         print(f"{file.what}: {planned.path}, {state}")
-        print(f"  {file.size / 1e9:.2f} GB, {file.path} of {file.repository}, licence: {file.licence}")
+        print(f"  {file.bytes / 1e9:.2f} GB, {file.path} of {file.repository}, licence: {file.licence}")
     if not dry_run:
         with bar(stderr) as progress:
             for path in fetch(pair.files, models, progress=progress):

@@ -38,6 +38,7 @@ def decode_on(
     for some in latents.split(at_once, dim=2):
         sizes = [4 if index or state.started else 1 for index in range(some.shape[2])]
         frames, state = vae.decode(some, state)
-        decoded += frames.float().clamp(-1, 1).split(sizes, dim=2)
-        told(len(decoded))
+        for one in frames.float().clamp(-1, 1).split(sizes, dim=2):
+            decoded.append(one)
+            told(len(decoded))
     return decoded, state

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -58,7 +58,6 @@ def download(
     *,
     endpoint: str | None = None,
     progress: Progress = lambda what, done, total: None,
-    cancel: threading.Event | None = None,
     stall_seconds: float = 60,
     pauses: Sequence[float] = (1, 2, 4, 8),
 ) -> list[Path]:
@@ -66,7 +65,7 @@ def download(
 
     A connection that breaks, stalls or answers with a server error is tried again after each of `pauses` seconds,
     counted anew when it got further. Raises SpecarError, one line a fault; what has arrived stays in NAME.part for the
-    next call, also when `progress` raises or `cancel` is set, which is looked at after every chunk.
+    next call, also when `progress` raises.
     """
     hub = _Hub(endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co", stall_seconds)
     plan = plan_download(files, models)
@@ -74,7 +73,7 @@ def download(
         if not item.complete:
             for file, path in _pieces(item.file, item.path):
                 if not os.path.exists(path):
-                    _fetch(file, path, hub, progress, cancel or threading.Event(), pauses)
+                    _fetch(file, path, hub, progress, pauses)
     return [item.path for item in plan]
 
 
@@ -84,24 +83,17 @@ def _pieces(file: ModelFile, path: Path) -> Iterator[tuple[ModelFile, Path]]:
     folder, depth = file.path.rpartition("/")[0], file.path.count("/")
     shards = [f"{folder}/{part.name}" for part in parts(path) if part != path] if os.path.exists(path) else []
     for name in (*file.companions, *shards):
-        yield dataclasses.replace(file, path=name, bytes=None, sha256=None), path.parents[depth] / name
+        yield dataclasses.replace(file, path=name, sha256=None), path.parents[depth] / name
 
 
-def _fetch(
-    file: ModelFile,
-    path: Path,
-    hub: "_Hub",
-    progress: Progress,
-    cancel: threading.Event,
-    pauses: Sequence[float],
-) -> None:
+def _fetch(file: ModelFile, path: Path, hub: "_Hub", progress: Progress, pauses: Sequence[float]) -> None:
     partial = _partial(path)
     furthest, left = _size(partial), list(pauses)
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                expected = _receive(file, partial, hub, progress, cancel)
+                expected = _receive(file, partial, hub, progress)
                 break
             except _Broken as fault:
                 # At least a chunk further, or a server that drops after every byte would keep us for ever.
@@ -113,7 +105,7 @@ def _fetch(
                         "same command to continue."
                     ) from fault
                 log.warning("%s; trying again in %g s", fault, left[0])
-                cancel.wait(left.pop(0))
+                time.sleep(left.pop(0))
         _check(file, partial, expected, progress)
         os.replace(partial, path)
     except OSError as error:  # those of the network have become _Broken
@@ -133,7 +125,7 @@ class _Broken(Exception):
     """The connection failed in a way that may not last."""
 
 
-def _receive(file: ModelFile, partial: Path, hub: "_Hub", progress: Progress, cancel: threading.Event) -> _Expected:
+def _receive(file: ModelFile, partial: Path, hub: "_Hub", progress: Progress) -> _Expected:
     """One connection: append to the partial file until it is complete. Raises _Broken when it ends before."""
     start = _size(partial)
     answer = hub.get(file, start)
@@ -161,8 +153,6 @@ def _receive(file: ModelFile, partial: Path, hub: "_Hub", progress: Progress, ca
                 out.write(chunk)
                 out.flush()  # what progress tells is on disk
                 progress(f"downloading {file.name}", start, expected.bytes)
-                if cancel.is_set():
-                    raise SpecarError(f"Download cancelled; {start:,} bytes of {file.name} are kept in {partial}.")
             os.fsync(out.fileno())
     if start < expected.bytes:
         raise _Broken(f"{answer.host} ended the connection at {start:,} of {expected.bytes:,} bytes")
@@ -306,7 +296,9 @@ def _expected(file: ModelFile, host: str, start: int, response: _Response, facts
         offered = int(span[2]) if span else None
     linked = _number(facts.get("x-linked-size"))
     etag = re.fullmatch(r'"?([0-9a-f]{64})"?', facts.get("x-linked-etag", ""))
-    size, sha256 = file.bytes or linked or offered, file.sha256 or (etag[1] if etag else None)
+    size, sha256 = linked or offered, etag[1] if etag else None
+    if file.sha256:
+        size, sha256 = file.bytes, file.sha256
     if size is None:
         raise SpecarError(f"{host} does not say how long {file.name} is. Use another HF_ENDPOINT.")
     if {linked or size, offered or size} != {size} or (etag and etag[1] != sha256):

@@ -18,7 +18,7 @@ from .tensor_files import parts
 class ModelFile:
     """One published file, or the index of a checkpoint in shards, which lie beside it and belong to it.
 
-    `bytes` and `sha256` are exact where known; `about_bytes` is always there, for planning, shards included.
+    `bytes`, shards included, is exact where `sha256` is there.
     """
 
     what: Literal["target", "drafter", "text encoder", "vae"]
@@ -26,8 +26,7 @@ class ModelFile:
     path: str  # in the repository
     licence: str
     folder: Literal["diffusion_models", "text_encoders", "vae"]
-    about_bytes: int
-    bytes: int | None = None
+    bytes: int
     sha256: str | None = None
     revision: str = "main"
     alternatives: tuple[str, ...] = ()  # other names of a file that serves as well
@@ -38,10 +37,6 @@ class ModelFile:
     def name(self) -> str:
         """Its place inside `folder`."""
         return f"{self.home}/{self.path}" if self.home else self.path.rpartition("/")[2]
-
-    @property
-    def size(self) -> int:
-        return self.bytes or self.about_bytes
 
 
 def models_dir(option: str | Path | None = None) -> Path:
@@ -90,7 +85,7 @@ def require(files: Sequence[ModelFile], models: Path, backbone: str, named: Mapp
     if missing:
         lines = (
             f"  {file.what}: {models / file.folder / file.name} "
-            f"({file.size / 1e9:.1f} GB; {file.path} of {file.repository})"
+            f"({file.bytes / 1e9:.1f} GB; {file.path} of {file.repository})"
             for file in missing
         )
         raise SpecarError(

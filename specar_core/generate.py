@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .backbones.pair import Committed, Noise, Pair, Step
-from .checkpoint import TOLD, RunFolder, read_run
+from .checkpoint import TOLD, RunFolder, read_run, used
 from .errors import SpecarError, UsageError, first_line
 from .foreign import SETTINGS, fits, load
 from .inputs import changed_inputs
@@ -25,8 +25,8 @@ from .rollout import BlockResult, rollout
 from .scorers import deciding
 from .source import Frames, SourceVideo, still
 from .timeline import BlockPrompts
-from .video import VideoWriter, to_rgb8, unfinished
-from .writing import keep, write
+from .video import VideoWriter, check_place, to_rgb8
+from .writing import write
 
 log = logging.getLogger("specar")
 
@@ -73,10 +73,6 @@ def generate(
                 write_json(report, out.with_suffix(".json"))
                 run.remove()
                 return report
-        elif run.used and not overwrite:
-            raise unfinished(run.folder)
-        if not overwrite:
-            keep(out.with_suffix(".json"), *(() if resume else (run.folder.with_suffix(".partial.json"),)))
         with VideoWriter(  # refuses before anything loads
             out,
             job.backbone.geometry.fps,
@@ -106,7 +102,7 @@ def generate(
                 todo = "Free some, or ask `specar plan` what takes less"
                 raise SpecarError(f"the GPU's memory ran out ({first_line(error)}). {todo}.") from error
             finally:
-                if hint and run.used:
+                if hint and used(run.folder):
                     log.warning("Go on with: specar resume %s", quote(str(run.folder)))
     return report
 
@@ -218,16 +214,19 @@ def render(
 
 def begun(job: Job, machine: Machine, paths: Mapping[str, Path], out: Path) -> bool:
     """Whether `generate` can resume this very video: it is finished, or its run is there. Raises UsageError or
-    SpecarError for a folder FILE.run of another one."""
+    SpecarError for a folder FILE.run of another one, or if what it would write is in the way."""
     folder = out.with_suffix(".run")
     if not (folder / TOLD).exists() and not out.exists():
         return False  # before models are read for their digests: there may be many videos
     record, needed = Record(job, machine), _needed(job, paths)
     record.models = describe_models(needed)
+    finished = _finished(out, record) is not None
     if (folder / TOLD).exists():
         _check_same(folder, record, needed)
+        if not finished:
+            check_place(out.absolute(), folder.absolute(), overwrite=False, continues=True)
         return True
-    return _finished(out, record) is not None
+    return finished
 
 
 def _needed(job: Job, paths: Mapping[str, Path]) -> dict[str, Path]:

@@ -63,8 +63,6 @@ class Identity:
     kind: Kind
     label: str
     size: str = ""
-    width: int = 0
-    layers: int = 0
 
     @property
     def usable(self) -> bool:
@@ -83,10 +81,12 @@ def identify(checkpoint: Checkpoint) -> Identity:
         shape = shapes.get(name, ())
         return shape[index] if index < len(shape) else 0
 
+    def layers(blocks: str) -> int:
+        return len({name[len(blocks) :].split(".")[0] for name in shapes if name.startswith(blocks)})
+
     def sized(kind: Kind, label: str, width: int, blocks: str = "blocks.") -> Identity:
-        layers = len({name[len(blocks) :].split(".")[0] for name in shapes if name.startswith(blocks)})
         size = ({4096: "XXL"} if kind == "umt5" else {1536: "1.3B", 5120: "14B"}).get(width)
-        return Identity(kind, label, size or f"width {width}, {layers} layers", width, layers)
+        return Identity(kind, label, size or f"width {width}, {layers(blocks)} layers")
 
     if {"patch_short.weight", "patch_mid.weight", "patch_long.weight"} <= shapes.keys():  # under any other names
         return sized("helios", "Helios transformer", axis("patch_embedding.weight", 0))
@@ -103,17 +103,16 @@ def identify(checkpoint: Checkpoint) -> Identity:
         width, channels = axis("decoder.head.0.gamma", 0), axis("conv2.weight", 0)
         if channels != 16:
             return Identity("unknown", f"VAE of {channels} instead of 16 latent channels")
-        return Identity("wan-vae", "Wan 2.1 VAE", "" if width == 96 else f"width {width}", width)
+        return Identity("wan-vae", "Wan 2.1 VAE", "" if width == 96 else f"width {width}")
     if "blocks.0.pos_embedding.embedding.weight" in shapes:
         return sized("umt5", "UMT5 encoder, Wan's names", axis("token_embedding.weight", 1))
     attention = "encoder.block.{}.layer.0.SelfAttention.{}.weight"
     if (query := attention.format(0, "q")) in shapes:
-        label = "UMT5 encoder, Hugging Face names" + (", fp8 scaled" if scale_names(query, shapes) else "")
-        umt5 = sized("umt5", label, axis(query, 1), "encoder.block.")
         # UMT5 has a position bias in every layer, T5 only in the first.
-        if attention.format(umt5.layers - 1, "relative_attention_bias") in shapes:
-            return umt5
-        return Identity("unknown", "T5 encoder, where UMT5 is needed")
+        if attention.format(layers("encoder.block.") - 1, "relative_attention_bias") not in shapes:
+            return Identity("unknown", "T5 encoder, where UMT5 is needed")
+        label = "UMT5 encoder, Hugging Face names" + (", fp8 scaled" if scale_names(query, shapes) else "")
+        return sized("umt5", label, axis(query, 1), "encoder.block.")
     if {"embedding.weight", "position"} <= shapes.keys():
         return sized("tiny-text", "text encoder of the tiny pair", axis("position", 1), "layers.layers.")
     return Identity("unknown", "no model that SpecAR knows")

@@ -157,9 +157,8 @@ def resolve(
     spec = _spec(k, schedule, max_run, time_budget, shown)
     placed, notices = parse(backbone.default_schedule(count) if spec is None else spec, count)
     walked = _steps(backbone, steps or {})
-    advice += backbone.check_options(chosen, walked, source)
     job = Job(backbone, shown, seed, width, height, placed, walked, chosen, source=source)
-    return job, [*notices, *past, *advice]
+    return job, [*notices, *past, *advice, *backbone.check_options(job)]
 
 
 def only_one(**asked: Any) -> None:

@@ -23,7 +23,7 @@ from .plan import damaged_files, plan
 from .refusal import CHANGES, refusal
 from .timeline import Cue, describe
 from .video import check_name, check_place
-from .writing import again, keep
+from .writing import again
 
 
 def machine_for(
@@ -104,8 +104,8 @@ def why_not_all(
     failures = []
     for job, out in videos:
         try:
-            there = not overwrite and begun(job, machine, paths, out)
-            check_places(out, out.with_suffix(".run"), overwrite=overwrite or there)
+            if overwrite or not begun(job, machine, paths, out):
+                check_places(out, out.with_suffix(".run"), overwrite=overwrite)
         except (SpecarError, UsageError) as error:
             failures.append(f"{out}: {error}")
     return "\n".join([f"{len(failures)} of {len(videos)} videos would fail", *failures]) if failures else None
@@ -114,8 +114,6 @@ def why_not_all(
 def check_places(out: Path, folder: Path, *, overwrite: bool) -> None:
     check_place(out.absolute(), folder.absolute(), overwrite=overwrite)
     check_folder(folder.absolute())
-    if not overwrite:
-        keep(out.with_suffix(".json"), folder.with_suffix(".partial.json"))
 
 
 def make_video(

@@ -47,8 +47,9 @@ def parse(spec: str, blocks: int) -> tuple[Schedule, Notices]:
     return Schedule(blocks, tuple(targets), spec.strip()), notices
 
 
-def _whole(text: str, what: str, least: int = 0) -> int:
-    if not re.fullmatch(r"[+-]?\d{1,18}", text.strip()):
+def whole(text: str, what: str, least: int = 0) -> int:
+    """A whole number in plain digits; anything else is refused by name rather than rounded or guessed at."""
+    if not re.fullmatch("[+-]?[0-9]{1,18}", text.strip()):
         raise UsageError(f"{what} must be a whole number, not '{text}'")
     if (value := int(text)) < least:
         raise UsageError(f"{what} must be at least {least}, not {value}")
@@ -56,7 +57,7 @@ def _whole(text: str, what: str, least: int = 0) -> int:
 
 
 def _budget(text: str, blocks: int, notices: Notices) -> int:
-    k = _whole(text, "the number of target blocks")
+    k = whole(text, "the number of target blocks")
     if k > blocks:
         notices.append(f"{k} target blocks asked for, but the video has {blocks}: all of them are target blocks")
     return min(k, blocks)
@@ -85,7 +86,7 @@ def _random(argument: str, blocks: int, notices: Notices) -> list[int]:
     adds targets."""
     budget, _, seed_text = argument.partition("@")
     k = _budget(budget, blocks, notices)
-    seed = _whole(seed_text or "0", "the seed of a random schedule")
+    seed = whole(seed_text or "0", "the seed of a random schedule")
 
     def order(block: int) -> bytes:
         return hashlib.sha256(f"specar:random:{seed}:{block}".encode()).digest()
@@ -111,17 +112,17 @@ def _keyed(argument: str, blocks: int, notices: Notices) -> list[int]:
 
 
 def _stride(argument: str, blocks: int, notices: Notices) -> list[int]:
-    return list(range(0, blocks, _whole(argument, "the stride", least=1)))
+    return list(range(0, blocks, whole(argument, "the stride", least=1)))
 
 
 def _max_run(argument: str, blocks: int, notices: Notices) -> list[int]:
     """The cheapest even schedule whose draft runs are no longer than R: k = ceil(H / (R+1))."""
-    run = _whole(argument, "the longest draft run")
+    run = whole(argument, "the longest draft run")
     return list(spread(blocks, -(-blocks // (run + 1))).targets)
 
 
 def _list(argument: str, blocks: int, notices: Notices) -> list[int]:
-    given = [_whole(item, "a target block") for item in argument.split(",")]
+    given = [whole(item, "a target block") for item in argument.split(",")]
     if outside := [block for block in given if block >= blocks]:
         raise UsageError(f"block {outside[0]} lies outside the video: its {blocks} blocks are 0 to {blocks - 1}")
     targets = sorted(set(given))
@@ -156,7 +157,7 @@ def _sdvg_quantile(argument: str, blocks: int, notices: Notices) -> Open:
         if not 0 <= share <= 1:
             raise UsageError(f"the share of drafter blocks must be from 0% to 100%, not {wanted}")
     else:
-        share, cap = 1 - _whole(wanted, "the number of target blocks", least=1) / max(1, blocks), 1.0
+        share, cap = 1 - whole(wanted, "the number of target blocks", least=1) / max(1, blocks), 1.0
     kept = accept_share(max(0.0, share), blocks, 1, cap)
     notices += _open_notices(max_run)
     return Routed(blocks, _certain(blocks), max_run=max_run, share=kept)
@@ -183,7 +184,7 @@ def _certain(blocks: int) -> tuple[int, ...]:
 
 def _with_run(argument: str) -> tuple[str, int | None]:
     value, at, run = argument.partition("@")
-    return value, _whole(run, "the longest draft run") if at else None
+    return value, whole(run, "the longest draft run") if at else None
 
 
 def _number(text: str, what: str) -> float:

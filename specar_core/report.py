@@ -100,7 +100,7 @@ class Record:
         """Begins with the blocks, as `add` told them, of an earlier run."""
         self._blocks, self.resumed_at = list(blocks), len(blocks)
 
-    def add(self, result: BlockResult, told: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (not changed)
+    def add(self, result: BlockResult, told: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the report says of this block; told: what its policy says of it."""
         block = {
             "index": result.index,

@@ -54,6 +54,14 @@ class Open(Schedule):
         kept = self.targets if self.max_run is None else tuple(range(0, self.blocks, self.max_run + 1))
         return Schedule(self.blocks, kept, self.policy)
 
+    def forced(self, decided: Sequence["Decision"]) -> "Decision | None":
+        """The target for the block behind these, where there is no choice."""
+        if len(decided) in self.targets:
+            return Decision("target", "certain")
+        if self.max_run is not None and run_before(decided) >= self.max_run:
+            return Decision("target", f"after a draft run of {self.max_run}")
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "planned": False}
 
@@ -122,15 +130,8 @@ class Router:
 
     def role(self, block: int) -> Role:
         if block == len(self.decisions):
-            self.decisions.append(self._decide(block))
+            self.decisions.append(self.rule.forced(self.decisions) or Decision("drafter", "to be judged"))
         return self.decisions[block].role
-
-    def _decide(self, block: int) -> Decision:
-        if block in self.rule.targets:
-            return Decision("target", "certain")
-        if self.rule.max_run is not None and run_before(self.decisions) >= self.rule.max_run:
-            return Decision("target", f"after a draft run of {self.rule.max_run}")
-        return Decision("drafter", "to be judged")
 
     def accepts(self, block: int, frames: "Tensor") -> bool:
         """Whether the draft, decoded to frames [B, 3, N, H, W], is kept. A score that is not finite rejects it."""
@@ -219,22 +220,17 @@ class Pacer:
             if self._began is not None:
                 self.seconds.append(now - self._began)
             self._began = now
-            self.decisions.append(self._decide(block))
+            self.decisions.append(self.rule.forced(self.decisions) or self._decide(block))
         return self.decisions[block].role
 
     def _decide(self, block: int) -> Decision:
-        run = run_before(self.decisions)
-        if block in self.rule.targets:
-            return Decision("target", "certain")
-        if self.rule.max_run is not None and run >= self.rule.max_run:
-            return Decision("target", f"after a draft run of {self.rule.max_run}")
         target, draft = self._typical("target"), self._typical("drafter")
         if target is None or draft is None:
             return Decision("drafter", "to be measured")
         left, rest = self.rule.seconds - sum(self.seconds), self.blocks - block
         spare = left - rest * draft
         affordable = 0 if spare <= 0 else rest if target <= draft else int(spare / (target - draft))
-        last = block - run - 1  # the last target block
+        last = block - run_before(self.decisions) - 1  # the last target block
         due = last + (self.blocks - last) // (affordable + 1)
         said = f"{left:.1f} s are left for {rest} blocks, {min(affordable, rest)} of them by the target"
         return Decision("target" if affordable and block >= due else "drafter", said)

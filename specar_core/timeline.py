@@ -86,13 +86,13 @@ def snap(shots: Sequence[Shot], geometry: Geometry) -> tuple[list[Cue], list[str
         if not cues and (shot.cut or fade):
             notices.append("the first prompt has nothing to cut or to fade from")
             fade, shot = 0, replace(shot, cut=False)
-        if shot.cut and fade:
-            notices.append(f"the prompt at {shot.seconds:g} s is a cut: its fade is ignored")
-            fade = 0
         if cues and cues[-1].block == block:
             notices.append(f"two prompts begin with block {block}: '{cues[-1].text}' is not shown")
             shot = replace(shot, cut=shot.cut or cues[-1].cut)
             cues.pop()
+        if shot.cut and fade:
+            notices.append(f"the prompt at {shot.seconds:g} s is a cut: its fade is ignored")
+            fade = 0
         if shot.cut and cues and cues[-1].fade and cues[-1].block + cues[-1].fade >= block:
             notices.append(f"the cut at {shot.seconds:g} s ends the fade to '{cues[-1].text}' early")
         cues.append(Cue(block, shot.text, fade if block else 0, shot.cut and block > 0))

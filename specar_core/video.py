@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from .audio import SoundTrack, has_sound
+from .checkpoint import used
 from .errors import SpecarError, UsageError, reason
 from .mp4 import is_whole
 from .writing import keep, no_folder, replacing, writable, write
@@ -39,12 +40,6 @@ REORDERED = 2  # frames that x264's B-frames (with pyramid, its default) are dec
 BT709, LIMITED_RANGE = 1, 1  # code points of ITU-T H.273, and AVCOL_RANGE_MPEG
 
 
-def unfinished(folder: Path) -> UsageError:
-    """What to say instead of throwing away what a run left in its folder."""
-    todo = f"go on with `specar resume {quote(str(folder))}`, choose another name, or start again with --overwrite"
-    return UsageError(f"{folder} holds an unfinished video: {todo}.")
-
-
 def check_name(path: Path) -> None:
     """UsageError if no video is written to such a path."""
     if path.is_dir():
@@ -56,21 +51,22 @@ def check_name(path: Path) -> None:
 def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = False) -> None:
     """UsageError if no video is written to such a `path`, or would replace something, SpecarError if nothing can be.
 
-    folder: where its segments lie.
+    folder: where its run is kept; continues: goes on with the one that is there.
     """
     check_name(path)
-    for file in (path.with_suffix(".json"), *map(folder.with_suffix, (".partial.mp4", ".partial.json"))):
+    report, partial = path.with_suffix(".json"), [folder.with_suffix(f".partial{end}") for end in (".mp4", ".json")]
+    for file in (report, *partial):
         no_folder(file)
     for place in (path.parent, folder):
         there = next((parent for parent in (place, *place.parents) if parent.exists()), place)
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise SpecarError(f"Cannot write in {there}. Choose another folder.")
-    if not overwrite:
-        keep(path)
-        if not continues:
-            if any(folder.glob("segment-*.mp4")):
-                raise unfinished(folder)
-            keep(folder.with_suffix(".partial.mp4"))
+    if overwrite:
+        return
+    if used(folder) and not continues:
+        todo = f"go on with `specar resume {quote(str(folder))}`, choose another name, or start again with --overwrite"
+        raise UsageError(f"{folder} holds an unfinished video: {todo}.")
+    keep(path, report, *(() if continues else partial))
 
 
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:

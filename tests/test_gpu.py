@@ -15,7 +15,7 @@ from specar_core.models.attention import BACKENDS, Absent, choose, probe, self_t
 from specar_core.models.compiled import compile_blocks
 from specar_core.models.graphs import Forwards
 from specar_core.models.low_precision import Fp8Linear, quantised, unavailable
-from specar_core.models.streaming import Causal, kernels
+from specar_core.models.streaming import Causal, StreamState, kernels
 from specar_core.models.wan import KeyValueCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -40,7 +40,7 @@ def test_vae_kernels_are_there():
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.float16, 3e-2)])
 def test_vae(dtype, tolerance):
     tensors, vae = golden("krea/sf_vae")[0], golden_vae().to("cuda", dtype).arrange()
-    state, parts = None, []
+    state, parts = StreamState(), []
     for block in tensors["z"].cuda().split(3, dim=2):
         frames, state = vae.decode(block, state)
         parts.append(frames)

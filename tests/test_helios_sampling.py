@@ -44,6 +44,10 @@ def normal(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
+def no_one(x):
+    """Is told of the steps."""
+
+
 # Schedules
 
 
@@ -58,7 +62,7 @@ def test_token_counts_and_shift():
 def test_base_schedule(steps):
     close(base_sigmas(steps, 8640), SCHEDULES[f"base.{steps}.sigmas"], 1e-6)
     times = []
-    sample_base(lambda x, t: times.append(t) or x, lambda _: torch.zeros(1, 1, 9, 48, 80), [steps])
+    sample_base(lambda x, t: times.append(t) or x, lambda _: torch.zeros(1, 1, 9, 48, 80), [steps], no_one)
     close(times, SCHEDULES[f"base.{steps}.timesteps"], 1e-3)
 
 
@@ -188,9 +192,11 @@ def test_straight_flow_is_followed_to_its_end(steps):
     """Whatever the number of steps, and from wherever the last level of a pyramid starts."""
     clean, *draws = normal(4, 1, 4, 9, 8, 16)
     tokens, below = token_count(clean), token_count(clean) // 4
-    close(sample_base(straight_to(clean, base_sigmas(steps[2], tokens)), draws.__getitem__, steps[2:]), clean, 1e-4)
+    flow = straight_to(clean, base_sigmas(steps[2], tokens))
+    close(sample_base(flow, draws.__getitem__, steps[2:], no_one), clean, 1e-4)
     for sample, sigmas in ((sample_mid, mid_sigmas), (sample_distilled, distilled_sigmas)):
-        close(sample(straight_to(clean, sigmas(steps[2], below)), draws.__getitem__, steps), clean, 1e-4)
+        flow = straight_to(clean, sigmas(steps[2], below))
+        close(sample(flow, draws.__getitem__, steps, no_one), clean, 1e-4)
 
 
 @given(steps_per_level)
@@ -201,7 +207,7 @@ def test_pyramid_without_flow_is_its_noise(steps):
     for level, white in zip(LEVELS[1:], (draws[1, ..., :8, :4], draws[2]), strict=True):
         expected = level.keep * upsampled(expected) + level.renoise * block_noise(white)
     for sample in (sample_mid, sample_distilled):
-        close(sample(lambda x, _: torch.zeros_like(x), draws.__getitem__, steps), expected, 1e-4)
+        close(sample(lambda x, _: torch.zeros_like(x), draws.__getitem__, steps, no_one), expected, 1e-4)
 
 
 @given(steps_per_level)

@@ -127,7 +127,7 @@ def test_every_naming_style_changes_the_same_weights_R75(backbone, tmp_path, sty
 def values(network) -> dict[str, torch.Tensor]:
     """Every parameter as it counts."""
     return {
-        name: layer.dequantised() if (layer := in_fp8(network, name)) else weight.clone()
+        name: weight.float() * layer.scale.unsqueeze(1) if (layer := in_fp8(network, name)) else weight.clone()
         for name, weight in network.named_parameters()
     }
 

@@ -214,6 +214,8 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu():
         (["--out", "there.mp4"], "there.mp4 exists"),
         (["--out", "told.mp4"], "told.json exists"),
         (["--run-dir", "mine"], "mine holds other files"),
+        (["--run-dir", "killed.run"], "killed.run holds an unfinished video"),
+        (["--out", "killed.mp4"], "killed.run holds an unfinished video"),
     ],
 )
 def test_a_plan_fails_where_generate_would_before_it_begins(tmp_path, monkeypatch, options, words):
@@ -226,12 +228,16 @@ def test_a_plan_fails_where_generate_would_before_it_begins(tmp_path, monkeypatc
     Path("told.json").write_text("{}")
     Path("mine").mkdir()
     Path("mine/file").touch()
+    Path("killed.run").mkdir()
+    for name in (left := ["block-000000-0123456789abcdef.safetensors", "lock"]):  # killed before its first segment
+        Path("killed.run", name).touch()
     asked = ["--prompt", "ball", *(option.format(vae=backbone("tiny").shipped["vae"]) for option in options)]
     planned = CliRunner().invoke(cli.app, ["plan", *asked])
     assert planned.exit_code == 1 and words in planned.stdout and "frames" in planned.stdout, planned.output
     made = CliRunner().invoke(cli.app, ["generate", *asked])
     assert made.exit_code in (1, 2) and words in made.stderr
-    assert sorted(os.listdir()) == ["mine", "there.mp4", "told.json"]
+    assert sorted(os.listdir()) == ["killed.run", "mine", "there.mp4", "told.json"]
+    assert sorted(os.listdir("killed.run")) == left
     assert CliRunner().invoke(cli.app, ["plan", "--prompt", "ball"]).exit_code == 0
 
 

@@ -225,10 +225,9 @@ def test_a_page_needs_a_video():
         page([])
 
 
-def test_the_page_knows_labels_and_where_blocks_begin():
-    first, second = clips("Tdd", "TTT")
-    told = data_of(page([first, replace(second, label="the reference")]))["clips"]
-    assert [clip["label"] for clip in told] == ["list:0", "the reference"]
+def test_the_page_knows_policies_and_where_blocks_begin():
+    told = data_of(page(clips("Tdd", "TTT")))["clips"]
+    assert [clip["label"] for clip in told] == ["list:0", "list:0,1,2"]
     assert told[0]["starts"] == [0, 6, 18, 30]
 
 

@@ -224,6 +224,21 @@ def test_stitching_needs_one_list_of_steps():
         resolve(TINY, options={"stitch": 4})
 
 
+@pytest.mark.parametrize(
+    "schedule, asked, told",
+    [
+        ("first", {"options": {"stitch": 2}}, "stitch does nothing here: no target block goes on from another block"),
+        ("target-only", {"options": {"drafter_context": "rolling:9"}}, "drafter-context does nothing here"),
+        ("draft-only", {"steps": {"target": [1000, 500]}}, "the target makes no block: its steps do nothing here"),
+    ],
+)
+def test_what_does_nothing_is_told(schedule, asked, told):
+    before = resolve(TINY, blocks=4, schedule=schedule)[1]
+    (notice,) = (line for line in resolve(TINY, blocks=4, schedule=schedule, **asked)[1] if line not in before)
+    assert notice.startswith(told)
+    assert resolve(TINY, blocks=4, schedule="spread:2", **asked)[1] == []
+
+
 @pytest.mark.parametrize("stitch", [0, 3])
 @pytest.mark.parametrize("spec", ["sdvg:-inf", "sdvg:inf", "sdvg:0@1", "spread:2", "target-only", "draft-only",
                                   "time-budget:9"])  # fmt: skip

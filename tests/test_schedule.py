@@ -132,6 +132,8 @@ def test_what_runs_with_a_notice(spec, targets, notice):
         ("spread:2.5", "whole number, not '2.5'"),
         ("spread:nan", "whole number"),
         ("spread:True", "whole number"),
+        ("spread:1_0", "whole number"),
+        ("spread:\u0663", "whole number"),
         ("spread", "needs a value"),
         ("spread:", "needs a value"),
         ("first:3", "takes no value"),

@@ -14,6 +14,7 @@ from specar_core.backbones.session import DECODER_MEMORY, Rolling
 from specar_core.backbones.session_start import ENCODER_MEMORY
 from specar_core.geometry import Geometry
 from specar_core.job import resolve
+from specar_core.models.streaming import StreamState
 from specar_core.models.vae import Up, VaeConfig, WanVAE
 from specar_core.models.wan import KeyValueCache
 from specar_core.rollout import rollout
@@ -99,7 +100,7 @@ def play(pair, tensors, blocks, renoises, size=(48, 80), **options):
 def test_krea_decoder_of_the_recorded_sessions():
     tensors, _ = golden("krea/krea_vae")
     z, vae = golden("krea/sf_vae")[0]["z"], krea_vae()
-    state, parts = None, []
+    state, parts = StreamState(), []
     for latent in z.split(1, dim=2):
         frames, state = vae.decode(latent, state)
         parts.append(frames)

@@ -121,6 +121,9 @@ def test_a_cut_wins_over_a_fade_R07():
     cues, notices = snap(parse("0s: A\n2s cut: B\n2.1s: C"), GEOMETRY)
     assert [cue.text for cue in cues] == ["A", "C"] and cues[1].cut
     assert notices == [f"two prompts begin with block {cues[1].block}: 'B' is not shown"]
+    cues, notices = snap(parse("0s: A\n2s cut: B\n2.1s fade 3s: C\n4s cut: D"), GEOMETRY)
+    assert cues[1] == Cue(cues[1].block, "C", fade=0, cut=True)
+    assert notices[1:] == ["the prompt at 2.1 s is a cut: its fade is ignored"]
 
 
 def test_prompts_past_the_end_are_reported_R110(backbone):
@@ -272,7 +275,7 @@ def test_a_prompt_a_line(here):
     again = specar(*options, "--prompt-file", "p.txt")
     assert again.exit_code == 1 and again.stdout == "v-0002.mp4\n"  # what failed does not stop the rest
     listed = again.stderr[again.stderr.index("2 of 3 videos failed") :]
-    assert "v-0001.json exists" in listed and "v-0003.json exists" in listed
+    assert "v-0001.mp4 exists" in listed and "v-0003.mp4 exists" in listed
     Path("empty.txt").write_text("\n# nothing\n")
     refused(2, "holds no prompt", *options, "--prompt-file", "empty.txt")
     refused(2, "v-0001.avi does not end in .mp4", *options[:-1], "v.avi", "--prompt-file", "p.txt")
@@ -331,6 +334,20 @@ def test_what_is_of_other_settings_fails_alone(here, backbone):
     assert frames(Path("v-0001.mp4")) == before and Path("v-0002.run").is_dir()
     again = specar(*MANY, "--overwrite")
     assert again.exit_code == 0 and frames(Path("v-0001.mp4")) != before and not Path("v-0002.run").exists()
+
+
+def test_what_stands_in_the_way_of_one_that_was_begun_is_told_before(here, backbone):
+    Path("p.txt").write_text("a ball\nred\n")
+    for number, prompt in enumerate(("a ball", "red"), 1):
+        job, _ = resolve(backbone, prompt=prompt, blocks=5, k=2)
+        leave(job, backbone.shipped, Path(f"v-000{number}.mp4"), at=3)
+    assert specar("plan", *MANY[1:]).exit_code == 0
+    Path("v-0001.run/run.json").unlink()
+    Path("v-0002.json").write_text("mine")
+    planned, made = specar("plan", *MANY[1:]), specar(*MANY)
+    for code, said in ((planned.exit_code, planned.stdout), (made.exit_code, made.stderr)):
+        assert code == 1 and "v-0001.run holds an unfinished video" in said and "v-0002.json exists" in said, said
+    assert specar("plan", *MANY[1:], "--overwrite").exit_code == 0
 
 
 def test_models_are_loaded_once_for_all_prompts(here, backbone, monkeypatch):

@@ -111,7 +111,7 @@ def test_only_the_last_frames_of_a_full_history_are_another_function():
     rolling, last = KeyValueCache(MODEL, 1, 6, TOKENS), KeyValueCache(MODEL, 1, 6, TOKENS)
     for block in range(4):
         MODEL(latents[:, :, 3 * block : 3 * block + 3], torch.zeros(1, 3), text, rolling, 3 * block, wanted=0)
-    last.clear(first_frame=9)
+    last.seen = 9 * TOKENS  # frame 9 comes next
     MODEL(latents[:, :, 9:], torch.zeros(1, 3), text, last, 9, wanted=0)
     newest = [values[:, 3 * TOKENS :] for values in rolling.values]
     lonely = [values[:, : 3 * TOKENS] for values in last.values]
@@ -133,7 +133,7 @@ def test_rows_may_shift_together(row):
     text, flows = MODEL.encode_text(PROMPT), []
     for first in (0, row):
         cache = KeyValueCache(MODEL, 1, 6, TOKENS)
-        cache.clear(first)
+        cache.seen = first * TOKENS
         MODEL(noise(3, 1), torch.zeros(1, 3), text, cache, first)
         flows.append(MODEL(noise(3, 2), torch.full((1, 3), 625.0), text, cache, first + 3))
     assert_close(flows[1], flows[0], 2e-4)

@@ -489,7 +489,6 @@ def test_check_tells_model_types_and_the_tensors_that_are_not_finite(tmp_path):
     for suffix, write in (("safetensors", save_file), ("pt", torch.save)):
         write(tensors, path := tmp_path / f"bad.{suffix}")
         report = check_file(path, lambda done, total: seen.append(done))
-        assert set(report.non_finite) == {"blocks.1.ffn.0.bias", "head.modulation"}
         assert "NaN or infinity in 2 tensors: blocks.1.ffn.0.bias, head.modulation" in report.problem
         assert report.dtypes == {"bfloat16": 68, "float32": 1} and seen[-1] <= report.bytes
 

@@ -43,9 +43,10 @@ export function snap(shots, pair) {
     const distance = (block) => Math.abs(framesWithCuts(block, pair, cuts) - frame);
     const block = distance(after - 1) <= distance(after) ? after - 1 : after;
     let cut = shot.cut && cues.length > 0;
-    const fades = shot.fade && cues.length && !cut;
+    const first = !cues.length;
+    if (!first && cues.at(-1).block === block) cut = cues.pop().cut || cut;
+    const fades = shot.fade && !first && !cut;
     const fade = fades ? Math.max(1, halfToEven((shot.fade * pair.fps) / pair.later_frames)) : 0;
-    if (cues.length && cues.at(-1).block === block) cut = cues.pop().cut || cut;
     cues.push({ block, text: shot.text, fade: block ? fade : 0, cut: cut && block > 0 });
   }
   return cues;

@@ -82,10 +82,11 @@ class Backbone(ABC):
         """The steps as they are used; UsageError if this model cannot walk them."""
 
     @abstractmethod
-    def check_options(
-        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
-    ) -> list[str]:
-        """Notices about options together with steps and a source; UsageError, naming the value, if it cannot be."""
+    def check_options(self, job: "Job") -> list[str]:
+        """Notices about what was asked for and does nothing here; UsageError, naming the value, if it cannot be."""
+        idle = {role: steps for role, steps in job.steps.items() if role not in job.roles}
+        asked = (role for role, steps in idle.items() if steps != self.check_steps(role, self.steps[role]))
+        return [f"the {role} makes no block: its steps do nothing here" for role in asked]
 
     def delivering(self, options: Mapping[str, Any], source: Source | None) -> Geometry:
         """The geometry of a video with these options and this source."""
@@ -142,8 +143,7 @@ class Backbone(ABC):
                 merge(network, paths[role], [(open_checkpoint(paths[name]), lora.strength) for name, lora in loras])
             if machine.device.type == "cuda":
                 network.join()
-        if machine.compile:
-            for network in networks.values():
+            if machine.compile:
                 compile_blocks(network)
         vae = self.load_vae(open_checkpoint(paths["vae"]), machine, progress)
         return lambda job: self.pair({role: networks[role] for role in job.roles}, vae, job, choice.name)

@@ -89,10 +89,9 @@ class CausalWanBackbone(Backbone):
             raise UsageError(f"the {role}'s steps must begin with 1000 and fall, to 0 at least, not {listed(steps)}")
         return tuple(steps)
 
-    def check_options(
-        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
-    ) -> list[str]:
-        stitch, drafts, targets = options["stitch"], steps["drafter"], steps["target"]
+    def check_options(self, job: "Job") -> list[str]:
+        options, drafts, targets = job.options, job.steps["drafter"], job.steps["target"]
+        stitch, context = options["stitch"], options["drafter_context"]
         if stitch and drafts != targets:
             raise UsageError(
                 f"stitch {stitch} takes the same steps for both models, not {listed(drafts)} for the drafter "
@@ -101,10 +100,14 @@ class CausalWanBackbone(Backbone):
         if not 0 <= stitch < len(drafts):
             most = len(drafts) - 1
             raise UsageError(f"the drafter can do 0 to {most} of a target block's {most + 1} steps, not {stitch}")
-        notices = []
-        if drafter_context(options["drafter_context"]) and options["anchor_first_latent"]:
+        notices = super().check_options(job)
+        if stitch and not self.stitched(job):
+            notices.append("stitch does nothing here: no target block goes on from another block")
+        if context != self.options["drafter_context"] and "drafter" not in job.roles:
+            notices.append("drafter-context does nothing here: the drafter makes no block")
+        if drafter_context(context) and options["anchor_first_latent"]:
             notices.append("the anchored first latent frame is for the target only: the drafter keeps a rolling cache")
-        if options["keep_first_frames"] and source and source.kind == "image":
+        if options["keep_first_frames"] and job.source and job.source.kind == "image":
             notices.append("keep-first-frames does nothing here: after an image no frame is dropped")
         return notices
 

@@ -23,7 +23,7 @@ from ..models.vae import WanVAE
 from ..models.wan import Attend
 from ..progress import Progress
 from ..schedule import Role
-from ..source import Frames, Source
+from ..source import Frames
 from ..tensor_files import Checkpoint, open_checkpoint
 from ..weights import load_into
 from .base import Backbone, Needs
@@ -76,13 +76,16 @@ class HeliosBackbone(Backbone):
             )
         return tuple(steps)
 
-    def check_options(
-        self, options: Mapping[str, Any], steps: Mapping[Role, Sequence[int]], source: Source | None
-    ) -> list[str]:
-        scale = options["guidance"]
+    def check_options(self, job: "Job") -> list[str]:
+        scale = job.options["guidance"]
         if not (math.isfinite(scale) and scale >= 1):
             raise UsageError(f"guidance must be at least 1, which is none, not {scale:g}")
-        return [] if scale > 1 else ["guidance 1 is none: the negative prompt is not used"]
+        notices = super().check_options(job)
+        if scale == 1:
+            return [*notices, "guidance 1 is none: the negative prompt is not used"]
+        guided = any(self.guidance(job, role) for role in job.roles)
+        asked = (name for name, default in self.options.items() if not guided and job.options[name] != default)
+        return [*notices, *(f"{name} does nothing here: no block is made with guidance" for name in asked)]
 
     @property
     def checkpoint_frames(self) -> int:
@@ -145,10 +148,7 @@ class HeliosBackbone(Backbone):
         draw = partial(noise, 0)
         if kind == "image":
             return start_image(pair, source.frames(0, 1), draw), noise
-        size = self.geometry.later_frames
-        end = size * min(source.count // size, -(-sum(HISTORY) // self.geometry.latent_frames))
-        video = torch.cat([source.frames(0, 1), source.frames(source.count - end, end)], dim=2)
-        return start_video(pair, video, draw), noise
+        return start_video(pair, source, draw), noise
 
     @property
     def text_shape(self) -> tuple[int, int]:

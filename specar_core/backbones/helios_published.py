@@ -46,7 +46,7 @@ def published_file(role: Role, name: str) -> ModelFile:
         path="transformer/diffusion_pytorch_model.safetensors.index.json",
         licence="Apache-2.0",
         folder="diffusion_models",
-        about_bytes=57_250_000_000,
+        bytes=57_250_000_000,
         home=name,
         companions=("transformer/config.json", "scheduler/scheduler_config.json"),
     )

@@ -19,7 +19,7 @@ KREA = CausalWanBackbone(
             path="krea-realtime-video-14b.safetensors",
             licence="Apache-2.0 (the weights, by their model card)",
             folder="diffusion_models",
-            about_bytes=28_580_000_000,
+            bytes=28_580_000_000,
         ),
         ModelFile(
             what="drafter",
@@ -27,7 +27,7 @@ KREA = CausalWanBackbone(
             path="checkpoints/self_forcing_dmd.pt",
             licence="Apache-2.0",
             folder="diffusion_models",
-            about_bytes=5_680_000_000,
+            bytes=5_680_000_000,
             alternatives=("self_forcing_dmd.safetensors",),
         ),
         TEXT_ENCODER_FILE,

@@ -1,7 +1,7 @@
 """Attention back ends: one table, probed when first asked for, checked against torch before use.
 
 Every back end takes and returns [B, tokens, heads, head_dim]. `choose` gives the best one that this device really has,
-with the reason. A package that is not installed, or was built for another version, is passed over with its reason;
+and logs why. A package that is not installed, or was built for another version, is passed over with its reason;
 anything else that goes wrong is a fault of ours and surfaces.
 """
 
@@ -41,7 +41,6 @@ class Backend:
 class Choice:
     name: str
     attend: Attend
-    reason: str
 
 
 def _importable(name: str):
@@ -130,7 +129,7 @@ def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choi
     if name != "auto":
         attend = named(device, dtype, name)
         log.info("attention: %s (by name)", name)
-        return Choice(name, attend, "by name")
+        return Choice(name, attend)
     passed_over: list[str] = []
     for backend in BACKENDS:
         if not backend.automatic:
@@ -140,9 +139,8 @@ def choose(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Choi
         except Absent as absent:
             passed_over.append(f"{backend.name}: {absent}")
             continue
-        reason = "; ".join(passed_over) or "first choice"
-        log.info("attention: %s (%s)", backend.name, reason)
-        return Choice(backend.name, attend, reason)
+        log.info("attention: %s (%s)", backend.name, "; ".join(passed_over) or "first choice")
+        return Choice(backend.name, attend)
     raise AssertionError("sdpa is always there")
 
 

@@ -28,8 +28,9 @@ from .wan import Attend, TextKV, sdpa, sinusoid
 # Parameters with one of these as a part of their dotted name are float32 whatever the rest is.
 FLOAT32_PARAMETERS = ("time_embedder", "scale_shift_table", "norm2", "history_key_scale")
 
-# Frame numbers of long, mid and short history, the same for every chunk; the noisy frames follow.
+# Frame numbers of long, mid and short history and of the first noisy frame, the same for every chunk.
 HISTORY_FRAMES: Sequence[Sequence[int]] = (range(1, 17), (17, 18), (0, 19))
+NOISY_FRAME = 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,6 @@ class History(NamedTuple):
     tokens: Tensor  # [B, P, dim]
     rope: Tensor  # [2, P, 1, head_dim/2]: cos and sin
     modulation: Tensor  # [1, 6, dim]: that of t = 0
-    next_frame: int  # number of the first noisy frame
 
 
 class Attention(Projections):
@@ -231,29 +231,26 @@ class HeliosTransformer(nn.Module):
         hidden = self.condition_embedder.text_embedder(embeddings.to(self.dtype))
         return [block.attn2.keys_values(hidden) for block in self.blocks]
 
-    def encode_history(
-        self, long: Tensor, mid: Tensor, short: Tensor, frames: Sequence[Sequence[int]] = HISTORY_FRAMES
-    ) -> History:
+    def encode_history(self, long: Tensor, mid: Tensor, short: Tensor) -> History:
         """Patches and positions of committed latents [B, C, T, h, w], T = 16, 2 and 2 (first frame, last frame).
 
-        They have full resolution also where the noisy latents are coarser. frames: their frame numbers.
+        They have full resolution also where the noisy latents are coarser.
         """
         height, width = short.shape[-2] // 2, short.shape[-1] // 2
         tokens, ropes = [], []
-        for latents, name, numbers in zip((long, mid, short), ("long", "mid", "short"), frames, strict=True):
+        for latents, name, frames in zip((long, mid, short), ("long", "mid", "short"), HISTORY_FRAMES, strict=True):
             patch = getattr(self, f"patch_{name}")
             tokens.append(self._patches(patch, latents))
-            numbered = torch.cat([torch.full((1,), number, device=latents.device) for number in numbers])
-            ropes.append(self._rope(numbered, height, width, pool=patch.kernel_size[0]))
+            numbers = torch.cat([torch.full((1,), number, device=latents.device) for number in frames])
+            ropes.append(self._rope(numbers, height, width, pool=patch.kernel_size[0]))
         modulation = self.condition_embedder.time(torch.zeros(1, device=short.device), self.dtype)[1]
-        next_frame = 1 + max(map(max, frames))
-        return History(torch.cat(tokens, dim=1), torch.cat(ropes, dim=1), modulation, next_frame)
+        return History(torch.cat(tokens, dim=1), torch.cat(ropes, dim=1), modulation)
 
     def forward(self, latents: Tensor, t: Tensor, history: History, text: TextKV) -> Tensor:
         """The flow noise - clean [B, C, T, h, w] of noisy latents at time t [B], 0..1000."""
         batch, channels, frames, height, width = latents.shape
         grid = (frames, height // 2, width // 2)
-        numbers = torch.arange(history.next_frame, history.next_frame + frames, device=latents.device)
+        numbers = torch.arange(NOISY_FRAME, NOISY_FRAME + frames, device=latents.device)
         rope = torch.cat([history.rope, self._rope(numbers, *grid[1:])], dim=1).contiguous()
         embedding, modulation = self.condition_embedder.time(t, self.dtype)
         both = torch.stack([history.modulation.expand_as(modulation), modulation], dim=1)

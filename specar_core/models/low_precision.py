@@ -65,9 +65,6 @@ class Fp8Linear(nn.Module):
             self.weight.data.copy_(values)
             self.scale.copy_(scale.squeeze(1))
 
-    def dequantised(self) -> Tensor:
-        return self.weight.float() * self.scale.unsqueeze(1)
-
     def forward(self, x: Tensor | Quantised) -> Tensor:
         return product(x if isinstance(x, Quantised) else quantised(x), self.weight, self.scale, self.bias)
 

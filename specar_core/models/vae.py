@@ -30,6 +30,7 @@ STD = (
 )  # fmt: skip
 
 FRAMES = (1, 2, 4, 4)  # of a latent frame, in the decoder's four stages
+BEGINNING = StreamState()  # of a clip
 
 
 class Residual(nn.Module):
@@ -204,23 +205,22 @@ class WanVAE(nn.Module):
     def device(self) -> torch.device:
         return self.conv2.bias.device
 
-    def decode(self, latents: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
+    def decode(self, latents: Tensor, state: StreamState = BEGINNING) -> tuple[Tensor, StreamState]:
         """latents [B, C, T, h, w] -> frames [B, 3, N, 8h, 8w] and the state to go on with.
 
-        N = 4T, or 4T - 3 where a clip begins (no state).
+        N = 4T, or 4T - 3 where a clip begins.
         """
         mean, std = _statistics(self.device)
         z = latents.to(self.device, torch.float32).permute(0, 2, 3, 4, 1) * std + mean
         frames, state = self._stream(self.decoder, self.conv2(z.to(self.dtype)), state, following=z.shape[1])
         return frames.permute(0, 4, 1, 2, 3), state
 
-    def encode(self, frames: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
+    def encode(self, frames: Tensor, state: StreamState = BEGINNING) -> tuple[Tensor, StreamState]:
         """frames [B, 3, N, H, W] -> latents [B, C, T, H/8, W/8], float32 (the mean, not a sample), and the state.
 
-        N = 4T, or 4T - 3 where a clip begins (no state). Four frames a pass: memory does not grow with N.
+        N = 4T, or 4T - 3 where a clip begins. Four frames a pass: memory does not grow with N.
         """
-        started = state is not None and state.started
-        if (frames.shape[2] - (not started)) % 4:
+        if (frames.shape[2] - (not state.started)) % 4:
             raise ValueError(f"{frames.shape[2]} frames are not a whole number of latent frames")
         x = frames.to(self.device, self.dtype).permute(0, 2, 3, 4, 1)
         hidden, state = self._stream(self.encoder, x, state, following=4)
@@ -228,11 +228,8 @@ class WanVAE(nn.Module):
         mu = self.conv1(hidden)[..., : self.config.channels].float()
         return ((mu - mean) / std).permute(0, 4, 1, 2, 3).contiguous(), state
 
-    def _stream(
-        self, coder: nn.Module, x: Tensor, state: StreamState | None, following: int
-    ) -> tuple[Tensor, StreamState]:
+    def _stream(self, coder: nn.Module, x: Tensor, state: StreamState, following: int) -> tuple[Tensor, StreamState]:
         """The first time step of a clip by itself, then `following` at a time."""
-        state = state or StreamState()
         sizes = [] if state.started else [1]
         while left := x.shape[1] - sum(sizes):
             sizes.append(min(left, following))

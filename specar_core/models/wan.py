@@ -92,9 +92,9 @@ class KeyValueCache:
         self.capacity, self.frame_tokens, self.sink = frames * frame_tokens, frame_tokens, sink * frame_tokens
         self.clear()
 
-    def clear(self, first_frame: int = 0) -> None:
-        """Hold nothing; `first_frame` is the frame that comes next."""
-        self.seen = first_frame * self.frame_tokens  # tokens that the clip has had so far
+    def clear(self) -> None:
+        """Hold nothing: frame 0 comes next."""
+        self.seen = 0  # tokens that the clip has had so far
         self.filled = self.start = 0  # tokens held here; where the open slot begins
 
     def open(self, first_frame: int, frames: int) -> None:

@@ -20,14 +20,10 @@ SCENE = ("backbone", "prompts", "conditioning", "seed")
 
 @dataclass(frozen=True)
 class Clip:
-    """A finished video: its address (a URL, relative ones against the page, or a data URI) and its report.
-
-    label: what the page calls it; empty is its policy.
-    """
+    """A finished video: its address (a URL, relative ones against the page, or a data URI) and its report."""
 
     video: str
     report: Mapping[str, Any]
-    label: str = ""
 
 
 def page(clips: Sequence[Clip], scores: Json | None = None) -> str:
@@ -63,7 +59,7 @@ def _told(clip: Clip) -> Json:
     report = clip.report
     return {
         "video": clip.video,
-        "label": clip.label or report["schedule"]["policy"],
+        "label": report["schedule"]["policy"],
         "starts": Layout.of(report, backbone(report["backbone"]).geometry).starts,
         "report": report,
     }

@@ -22,20 +22,20 @@ from .unipc import UniPC
 
 Velocity = Callable[[Tensor, float], Tensor]
 OnSample = Callable[[Tensor], None]
-Sample = Callable[[Velocity, Draw, Sequence[int], OnSample | None], Tensor]  # one of the three below
+Sample = Callable[[Velocity, Draw, Sequence[int], OnSample], Tensor]  # one of the three below
 
 # CFG-Zero* (arXiv:2503.18886): Mid's first steps do not move; the flow there is worse than none.
 ZEROED_STEPS = 2
 
 
-def sample_base(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
+def sample_base(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample) -> Tensor:
     """UniPC at one resolution; times are fractional."""
     noise = draw(0)
     sigmas = base_sigmas(steps[0], token_count(noise))
     return _unipc(velocity, noise, sigmas, [1000 * sigma for sigma in sigmas], on_step)
 
 
-def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
+def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample) -> Tensor:
     """The pyramid with UniPC, steps[i] of them in level i; the velocity is not asked in the zeroed steps."""
 
     def solve(x: Tensor, index: int, tokens: int) -> Tensor:
@@ -46,7 +46,7 @@ def sample_mid(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: On
     return _pyramid(draw, solve)
 
 
-def sample_distilled(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample | None = None) -> Tensor:
+def sample_distilled(velocity: Velocity, draw: Draw, steps: Sequence[int], on_step: OnSample) -> Tensor:
     """The pyramid with DMD, steps[i] of them in level i."""
 
     def solve(x: Tensor, index: int, tokens: int) -> Tensor:
@@ -75,7 +75,7 @@ def _unipc(
     x: Tensor,
     sigmas: Sequence[float],
     times: Sequence[float],
-    on_step: OnSample | None,
+    on_step: OnSample,
     zeroed: int = 0,
 ) -> Tensor:
     solver = UniPC(sigmas)
@@ -84,21 +84,17 @@ def _unipc(
             x = solver.step(torch.zeros_like(x), x)
             continue
         x = solver.step(velocity(x, time), x)
-        if on_step:
-            on_step(x)
+        on_step(x)
     return x
 
 
-def dmd(
-    velocity: Velocity, x: Tensor, sigmas: Sequence[float], times: Sequence[float], on_step: OnSample | None
-) -> Tensor:
+def dmd(velocity: Velocity, x: Tensor, sigmas: Sequence[float], times: Sequence[float], on_step: OnSample) -> Tensor:
     """Predict the end, go back towards the start by the next sigma: always the same start, no fresh noise."""
     start = x
     for sigma, following, time in zip(sigmas, sigmas[1:], times, strict=False):
         end = x - sigma * velocity(x, time)
         x = (1 - following) * end + following * start
-        if on_step:
-            on_step(x)
+        on_step(x)
     return x
 
 

@@ -129,6 +129,9 @@ def test_prompts_over_time(host, fresh, tmp_path):
     graph["half"] = node("LatentMultiply", samples=["sampler", 0], multiplier=0.999)
     graph["anew"] = node("SpecARVideoDecode", samples=["half", 0], vae=["loader", 2], images=True)
     graph["images"] = node("ProbeImages", images=["anew", 1])
+    graph["part"] = node("LatentCut", samples=["sampler", 0], dim="t", index=0, amount=4)
+    graph["short"] = node("SpecARVideoDecode", samples=["part", 0], vae=["loader", 2], images=True)
+    graph["few images"] = node("ProbeImages", images=["short", 1])
     run = fresh.run(with_latents(graph))
     job, _ = resolve(TINY, timeline=TIMELINE, blocks=4, schedule="keyed:3", **SIZE)
     results = []
@@ -145,6 +148,7 @@ def test_prompts_over_time(host, fresh, tmp_path):
     assert any("block 2 cut: a green ring" in text for text in run.texts)
     assert run.outputs["sampler"]["specar"][0]["schedule"]["targets"] == [0, 1, 2]
     assert run.outputs["images"]["shape"][0] == job.frames, "decoded anew, a cut begins a new stream too"
+    assert run.outputs["few images"]["shape"][0] == 1 + 3 * 4 - TINY.geometry.dropped
     means = frames(host.output(run.outputs["save"])).mean(axis=(1, 2, 3)) / 255
     assert np.abs(means - run.outputs["images"]["means"]).max() < 0.02
 
