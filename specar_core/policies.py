@@ -99,6 +99,8 @@ def _keyed(argument: str, blocks: int, notices: Notices) -> list[int]:
     budget, _, marks_text = argument.partition("@")
     k = _budget(budget, blocks, notices)
     marks = _list(marks_text, blocks, notices) if marks_text else []
+    if not marks:
+        notices.append("no prompt begins after block 0: keyed is spread here")
     starts = sorted({0, *marks}) if blocks else []
     if len(starts) > k:
         raise UsageError(f"keyed:{k} is too few: block 0 and the changes of prompt take keyed:{len(starts)}")
