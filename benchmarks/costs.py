@@ -8,6 +8,8 @@ that on average, as the encoder may hold it up; and the end, from the last block
 """
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -53,7 +55,15 @@ def table() -> list[dict[str, Any]]:
     names = sorted(NAMES, key=len, reverse=True)  # helios-mid before helios
     found = ((next((n for n in names if path.name.startswith(n + "-")), None), path) for path in RESULTS.glob("*.json"))
     rows = [row(name, json.loads(path.read_text("utf-8"))) for name, path in sorted(found, key=str) if name]
-    return rows
+    return rows + list(together(rows))
+
+
+def together(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of fp8-target: the target's block of one run, all else of the one in bf16."""
+    for full, low in product(rows, repeat=2):
+        same = all(full[key] == low[key] for key in ("card", "backbone", "compile"))
+        if same and (full["precision"], low["precision"]) == ("bf16", "fp8"):
+            yield {**full, "precision": "fp8-target", "target": low["target"]}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
-"""What fp8 does to videos of the tiny pair, whose weights are trained: the same videos in full precision and in fp8.
+"""What fp8 does to videos of the tiny pair, whose weights are trained: the same videos in full precision and in others.
 
-    python -m benchmarks.precision_study --folder FOLDER --device cpu --prompts 24
+    python -m benchmarks.precision_study --folder FOLDER --device cpu --prompts 24 --workers 2
 
 Prompts and the noise of each block are the same. Full precision is float32 on a CPU, which does fp8's arithmetic, and
 bf16 on a GPU. Writes FOLDER/precision_study.json and prints the table for docs/evidence.md.
 """
 
-import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specar_core.backbones.pair import Pair
 from specar_core.policies import parse
 from training.evaluate import Stage, by_block
 from training.scores import measure
@@ -24,9 +23,14 @@ from .paired import interval, said, table
 from .study import Chunk, Scores, chunks, finish, joined, study_options, team
 
 
-@functools.lru_cache(maxsize=1)
-def lowered(chunk: Chunk) -> Pair:
-    return Stage(chunk.models, chunk.device, chunk.prompts, precision="fp8").pair
+@dataclass(frozen=True)
+class Task:
+    """One schedule for some of the prompts, in full precision first."""
+
+    chunk: Chunk
+    schedule: str
+    blocks: int
+    precisions: tuple[str, ...]
 
 
 def apart(found: Tensor, expected: Tensor) -> np.ndarray:
@@ -36,52 +40,69 @@ def apart(found: Tensor, expected: Tensor) -> np.ndarray:
 
 
 @torch.inference_mode()
-def play(task: tuple[Chunk, str, int]) -> Scores:
-    """Of each block [P, H]: agreement in both precisions, and how far the latents are apart."""
-    chunk, schedule, blocks = task
-    stage, scenes = chunk.stage(), chunk.scenes
-    prompts, policy = stage.encode([scene.caption for scene in scenes]), parse(schedule, blocks)[0]
-    full, low = (list(stage.results(policy, lambda block: prompts, pair)) for pair in (stage.pair, lowered(chunk)))
-    found = {"apart": np.stack([apart(b.latents, a.latents) for a, b in zip(full, low, strict=True)], axis=1)}
-    for name, results in (("full", full), ("fp8", low)):
+def play(task: Task) -> dict[str, Scores]:
+    """By precision, of each block [P, H]: agreement, and how far the latents are from those in full precision."""
+    chunk, scenes = task.chunk, task.chunk.scenes
+    stage, policy = chunk.stage(), parse(task.schedule, task.blocks)[0]
+    prompts = stage.encode([scene.caption for scene in scenes])
+    found: dict[str, Scores] = {}
+    full: list[Tensor] = []
+    for precision in ("full", *task.precisions):
+        pair = stage.pair if precision == "full" else Stage(chunk.models, chunk.device, 1, precision=precision).pair
+        results = list(stage.results(policy, lambda block: prompts, pair))
+        full = full or [result.latents for result in results]
         clips = torch.cat([result.frames for result in results], dim=2)
         measured = [measure(clip, scene.description) for clip, scene in zip(clips, scenes, strict=True)]
-        found[name] = np.array([by_block(each["agreement"]) for each in measured])
+        found[precision] = {
+            "agreement": np.array([by_block(each["agreement"]) for each in measured]),
+            "apart": np.stack([apart(one.latents, exact) for one, exact in zip(results, full, strict=True)], axis=1),
+        }
     return found
 
 
-def analyse(found: Scores) -> dict[str, Any]:
-    full, low = (np.nanmean(found[name], axis=1) for name in ("full", "fp8"))
+def analyse(found: Mapping[str, Scores]) -> dict[str, Any]:
+    means = {precision: np.nanmean(scores["agreement"], axis=1) for precision, scores in found.items()}
     return {
-        "full": interval(full),
-        "fp8": interval(low),
-        "fp8_minus_full": interval(low - full),
-        "latents_apart_by_block": np.median(found["apart"], axis=0).round(4).tolist(),
+        precision: {
+            "agreement": interval(means[precision]),
+            "minus_full": interval(means[precision] - means["full"]),
+            "latents_apart_by_block": np.median(scores["apart"], axis=0).round(4).tolist(),
+        }
+        for precision, scores in found.items()
     }
 
 
-def markdown(told: dict[str, Any]) -> str:
-    head = ("schedule", "full", "fp8", "fp8 - full", "latents apart: first block", "middle", "last")
+def markdown(told: Mapping[str, Any]) -> str:
     rows = []
-    for schedule, of in told.items():
-        by = of["latents_apart_by_block"]
-        scores = [said(of[name]) for name in ("full", "fp8", "fp8_minus_full")]
-        rows.append([schedule, *scores, *(f"{by[block]:.2f}" for block in (0, len(by) // 2, -1))])
-    return table(head, rows)
+    for schedule, by_precision in told.items():
+        for precision, of in by_precision.items():
+            by = of["latents_apart_by_block"]
+            lengths = [f"{by[block]:.2f}" for block in (0, len(by) // 2, -1)]
+            rows.append([schedule, precision, said(of["agreement"]), said(of["minus_full"]), *lengths])
+    return table(("schedule", "precision", "agreement", "minus full", "latents apart: first", "middle", "last"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = study_options(__doc__, prompts=64)
     parser.add_argument("--blocks", type=int, default=36)
     parser.add_argument("--schedules", nargs="+", default=["target-only", "max-run:5", "draft-only"])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "fp8-target", "fp8"])
     parser.add_argument("--chunk", type=int, default=8, help="prompts in one rollout")
     options = parser.parse_args(arguments)
     started, parts = time.perf_counter(), chunks(options, options.chunk)
-    tasks = [(part, schedule, options.blocks) for part in parts for schedule in options.schedules]
+    tasks = [
+        Task(part, schedule, options.blocks, tuple(options.precisions))
+        for schedule in options.schedules
+        for part in parts
+    ]
     with team(options.workers) as run:
-        results = dict(zip(tasks, run(play, tasks), strict=True))
-    by_part = [{schedule: results[part, schedule, options.blocks] for schedule in options.schedules} for part in parts]
-    told = {schedule: analyse(scores) for schedule, scores in joined(by_part).items()}
+        results = list(run(play, tasks))
+    told = {
+        schedule: analyse(
+            joined([found for task, found in zip(tasks, results, strict=True) if task.schedule == schedule])
+        )
+        for schedule in options.schedules
+    }
     finish("precision_study", options, time.perf_counter() - started, {"schedules": told}, markdown(told))
 
 

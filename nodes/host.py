@@ -150,7 +150,7 @@ def address(path: Path) -> str | None:
 def machine(precision: str, attention: str) -> Machine:
     device = memory.get_torch_device()
     automatic: Precision = "bf16" if memory.should_use_bf16(device) else "fp32"
-    if precision == "fp8":
+    if precision.startswith("fp8"):
         check_fp8(device)
     return Machine(device, automatic if precision == "auto" else precision, attention)
 

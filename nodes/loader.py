@@ -50,7 +50,8 @@ class SpecARLoader(io.ComfyNode):
                     "precision",
                     options=[AUTO, *Precision.__args__],
                     tooltip="Of weights and computation. auto: bf16 on a GPU that has it, else fp32. fp8: half the "
-                    "bytes and faster, on Ada, Hopper and later GPUs; frames differ a little from bf16.",
+                    "bytes and faster, on Ada, Hopper and later GPUs; frames differ a little from bf16. "
+                    "fp8-target: in the target only.",
                 ),
                 io.Combo.Input(
                     "attention",

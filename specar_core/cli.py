@@ -44,7 +44,10 @@ Spec = Annotated[Optional[str], Option("--schedule", help=f"A schedule by name: 
 MaxRun = Annotated[Optional[str], Option("--max-run", help="Longest draft run, with as few target blocks as it takes.")]
 Width = Annotated[Optional[int], Option("--width", help="In pixels.")]
 Height = Annotated[Optional[int], Option("--height", help="In pixels.")]
-PrecisionName = Annotated[Optional[str], Option("--precision", help="bf16, fp8 or fp32. Default: bf16 on a GPU.")]
+PrecisionName = Annotated[
+    Optional[str],
+    Option("--precision", help="bf16, fp8, fp8-target (the target only) or fp32. Default: bf16 on a GPU."),
+]
 ModelsDir = Annotated[Optional[Path], Option("--models-dir", help="Holds diffusion_models, text_encoders and vae.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 

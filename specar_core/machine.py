@@ -11,8 +11,9 @@ import torch
 from .errors import SpecarError, UsageError
 from .models import low_precision
 from .models.attention import check_name
+from .schedule import Role
 
-Precision = Literal["bf16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp8", "fp8-target", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,14 @@ class Machine:
         precision = precision or ("bf16" if device.type == "cuda" else "fp32")
         if precision not in get_args(Precision):
             raise UsageError(f"unknown precision '{precision}'; known are {', '.join(get_args(Precision))}")
-        if precision == "fp8":
+        if precision.startswith("fp8"):
             low_precision.check(device)
         check_name(attention)
         return cls(device, precision, attention, compile)  # type: ignore[arg-type]
+
+    def in_fp8(self, role: Role) -> bool:
+        """Whether the wide layers of this model are."""
+        return self.precision == "fp8" or (self.precision == "fp8-target" and role == "target")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -154,6 +154,19 @@ def test_the_plan_of_krea_fits_46_and_in_fp8_32_gigabytes():
     assert low < 32e9 and half < 46e9
 
 
+def test_fp8_of_the_target_only():
+    tiny, machine = backbone("tiny"), replace(CPU, precision="fp8-target")
+    job, _ = resolve(tiny, k=2)
+    pair = tiny.load_pair(tiny.shipped, job, machine, lambda *_: None)
+    assert {role: any(lowered(model)) for role, model in pair.models.items()} == {"target": True, "drafter": False}
+    assert pair.describe().startswith("target fp8, drafter bfloat16")
+    krea = backbone("krea")
+    job, _ = resolve(krea, k=7)
+    by_name = {name: krea.needs(job, replace(CPU, precision=name)).rollout for name in ("fp8", "fp8-target", "bf16")}
+    assert by_name["fp8-target"]["target weights"] == by_name["fp8"]["target weights"]
+    assert by_name["fp8-target"]["drafter weights"] == by_name["bf16"]["drafter weights"]
+
+
 def test_older_cards_are_refused_with_the_reason_R54(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     low_precision.unavailable.cache_clear()

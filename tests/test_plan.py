@@ -57,6 +57,14 @@ def test_the_table_is_made_of_the_results():
     assert json.loads(costs.TABLE.read_text()) == costs.table()
 
 
+def test_fp8_of_the_target_takes_its_blocks_from_one_run_and_drafts_from_another():
+    job, _ = resolve(backbone("krea"), blocks=36, k=7)
+    low, both, full = (plan.predict(job, replace(H200, precision=p))[0] for p in ("fp8", "fp8-target", "bf16"))
+    rows = {row["precision"]: row for row in costs.table() if row["backbone"] == "krea"}
+    assert low < both < full
+    assert full - both == pytest.approx(7 * (rows["bf16"]["target"] - rows["fp8"]["target"]), abs=0.2)
+
+
 def test_time_follows_steps_size_and_length():
     def seconds(**options):
         return plan.predict(resolve(backbone("krea"), prompt="", **{"blocks": 36, "k": 7, **options})[0], H200)[0]

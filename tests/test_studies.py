@@ -143,13 +143,18 @@ def test_two_workers_find_what_one_finds(tmp_path):
 
 
 def test_the_study_of_precision_runs_on_a_processor(tmp_path, capsys):
-    arguments = "--device cpu --prompts 1 --blocks 2 --schedules target-only first draft-only --folder"
+    arguments = "--device cpu --prompts 1 --blocks 2 --precisions fp8-target fp8 --schedules first draft-only --folder"
     precision_study.main([*arguments.split(), str(tmp_path)])
     told = json.loads((tmp_path / "precision_study.json").read_text())["schedules"]
-    target, first, draft = (row["latents_apart_by_block"] for row in told.values())
-    assert target[0] == first[0] and 0 < target[0] < draft[0] < 0.3  # the same noise, and the prompt and weights too
-    assert abs(told["target-only"]["fp8_minus_full"]["mean"]) < 0.05
-    assert "| draft-only |" in capsys.readouterr().out
+    first, draft = (
+        {precision: of["latents_apart_by_block"] for precision, of in by_precision.items()}
+        for by_precision in told.values()
+    )
+    assert first["full"] == draft["full"] == [0, 0]
+    assert 0 < first["fp8"][0] == first["fp8-target"][0] < 0.3  # the same noise, prompt and weights
+    assert first["fp8"][1] > first["fp8-target"][1] and draft["fp8"][0] > draft["fp8-target"][0]
+    assert all(abs(of["minus_full"]["mean"]) < 0.05 for of in told["first"].values())
+    assert "| draft-only | fp8 |" in capsys.readouterr().out
 
 
 def test_another_scene_differs_in_all_but_its_background():

@@ -157,7 +157,7 @@ class CausalWanBackbone(Backbone):
         self.check_network(role, checkpoint)
         with torch.device("meta"):
             network = CausalWan(self.configs[role], attend=attend)
-        if machine.precision == "fp8":
+        if machine.in_fp8(role):
             lower(network)
         told = partial(progress, role)
         load_into(network.eval(), checkpoint, dtype=machine.dtype, device=machine.device, progress=told)
@@ -202,7 +202,7 @@ class CausalWanBackbone(Backbone):
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part. Nothing but the parts' sizes enters; `work` was fitted to measured peaks."""
-        size, fp8 = machine.dtype.itemsize, machine.precision == "fp8"
+        size = machine.dtype.itemsize
         shape = self.geometry.latent_shape(job.width, job.height)
         tokens, pixels = shape[-1] * shape[-2] // 4, job.width * job.height
         rolling = drafter_context(job.options["drafter_context"])
@@ -211,7 +211,7 @@ class CausalWanBackbone(Backbone):
         for role in job.roles:
             config = self.configs[role]
             frames = rolling[role].window if role in rolling else CONTEXT_FRAMES + self.geometry.latent_frames
-            gpu[f"{role} weights"] = weight_bytes(partial(CausalWan, config), size, fp8)
+            gpu[f"{role} weights"] = weight_bytes(partial(CausalWan, config), size, machine.in_fp8(role))
             caches[role] = 2 * size * config.num_layers * config.dim * frames * tokens
             gpu[f"{role} text keys and values"] = 2 * size * config.num_layers * config.dim * config.text_len
         widest = max((self.configs[role] for role in job.roles), key=lambda config: config.dim)

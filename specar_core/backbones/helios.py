@@ -129,7 +129,7 @@ class HeliosBackbone(Backbone):
         with torch.device("meta"):
             config = HeliosConfig.detect(tensor_shapes(checkpoint, current_name), published_config(folder))
             network = HeliosTransformer(config, attend=attend)
-        if machine.precision == "fp8":
+        if machine.in_fp8(role):
             lower(network)
         load_into(
             network.eval(),
@@ -165,7 +165,7 @@ class HeliosBackbone(Backbone):
 
     def needs(self, job: "Job", machine: Machine) -> Needs:
         """Bytes by part, from the parts' sizes."""
-        size, fp8 = machine.dtype.itemsize, machine.precision == "fp8"
+        size = machine.dtype.itemsize
         _, _, frames, height, width = self.geometry.latent_shape(job.width, job.height)
         # Patches: of the noisy frames, of two history frames like them, and of the rest in coarse ones.
         tokens = int((frames / 4 + 2 / 4 + 1 / 16 + 4 / 64) * height * width)
@@ -173,7 +173,7 @@ class HeliosBackbone(Backbone):
         rows = {role: 2 if self.guidance(job, role) else 1 for role in job.roles}
         for role in job.roles:
             build = partial(HeliosTransformer, self.config)
-            gpu[f"{role} weights"] = weight_bytes(build, size, fp8, FLOAT32_PARAMETERS)
+            gpu[f"{role} weights"] = weight_bytes(build, size, machine.in_fp8(role), FLOAT32_PARAMETERS)
             keys_values = 2 * size * self.config.num_layers * self.config.dim * TEXT_LENGTH
             gpu[f"{role} text keys and values"] = rows[role] * keys_values
         gpu["vae weights"] = weight_bytes(partial(WanVAE, self.vae_config), size)
