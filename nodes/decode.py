@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ from .vaes import as_checkpoint, fingerprint
 # What the sampler's segments have, 4 blocks of krea: latent frames that one encoder sees.
 LATENT_FRAMES_PER_SEGMENT = 12
 
+# ComfyUI keeps what a node handed out, and does not notice when somebody empties its temp folder.
+handed_out: set[Path] = set()
+lost: list[Path] = []
+
 
 class SpecARVideoDecode(io.ComfyNode):
     @classmethod
@@ -36,7 +41,11 @@ class SpecARVideoDecode(io.ComfyNode):
             inputs=[
                 io.Latent.Input("samples"),
                 io.Vae.Input("vae"),
-                ReportSocket.Input("report", optional=True, tooltip="Goes into a file that is decoded anew."),
+                ReportSocket.Input(
+                    "report",
+                    optional=True,
+                    tooltip="Goes into a file that is decoded anew, unless its length or size was changed.",
+                ),
                 io.Boolean.Input(
                     "images",
                     default=False,
@@ -49,14 +58,29 @@ class SpecARVideoDecode(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, **inputs) -> int:
+        """Videos that were lost are made anew."""
+        gone = {path for path in handed_out if not path.exists()}
+        handed_out.difference_update(gone)
+        lost.extend(gone)
+        return len(lost)
+
+    @classmethod
     def execute(cls, samples, vae, report=None, images=False) -> io.NodeOutput:
         latents, layout = samples["samples"], Layout.of_latent(samples)
         if latents.ndim != 5 or latents.shape[0] != 1:
             raise UsageError(f"`samples` must be one video [1, 16, T, h, w], not {list(latents.shape)}")
+        if (frames := layout.frames(latents)) < 1:
+            raise UsageError(
+                f"`samples` are too short: the first {layout.drop_first} frames are left out, and there are no more"
+            )
         connected = as_checkpoint(vae)
         path = decoded_file(latents, layout, fingerprint(connected))
         height, width = 8 * latents.shape[3], 8 * latents.shape[4]
-        pictures = torch.empty(layout.frames(latents), height, width, 3) if images else None
+        if report and [report[name] for name in ("frames", "width", "height")] != [shown(path, frames), width, height]:
+            report = None
+            host.say("the report is left out: it tells of a video of another length or size")
+        pictures = torch.empty(frames, height, width, 3) if images else None
         writer = None
         if not path.exists():
             writer = VideoWriter(
@@ -65,7 +89,6 @@ class SpecARVideoDecode(io.ComfyNode):
                 width,
                 height,
                 blocks_per_segment=LATENT_FRAMES_PER_SEGMENT,
-                folder=host.output_folder() / f"{path.stem}.run",
                 overwrite=True,
             )
         if writer or images:
@@ -74,8 +97,14 @@ class SpecARVideoDecode(io.ComfyNode):
             decoder = load_vae(connected, None, machine, Loading())
             host.make_room(sum(decoder_bytes(machine.dtype.itemsize, width * height, decoder.config, at_once=1)))
             stream(decoder, host.from_vae_space(latents), layout, writer, pictures, tags(report))
+        handed_out.add(path)
         image = pictures if images else host.blocked("IMAGE is empty while `images` is off: switch it on, or use VIDEO")
         return io.NodeOutput(InputImpl.VideoFromFile(str(path)), image, ui={"specar": [report]} if report else None)
+
+
+def shown(path: Path, frames: int) -> int:
+    """Frames of the file, or that it will have. The sampler's has more than its latents give, after a start image."""
+    return InputImpl.VideoFromFile(str(path)).get_frame_count() if path.exists() else frames
 
 
 def stream(

@@ -5,7 +5,8 @@ import logging
 import re
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from ..specar_core.machine import Machine, Precision
 from ..specar_core.models.low_precision import check as check_fp8
 from ..specar_core.models.low_precision import lowered
 from ..specar_core.report import quick_digest
+from ..specar_core.source import video_size
+from ..specar_core.tensor_files import open_checkpoint
 
 log = logging.getLogger("specar")
 
@@ -124,6 +127,7 @@ def page_settings() -> dict[str, Any]:
 def video_file(video: Any) -> Path:
     """The file of a VIDEO. One that is in memory, or a part of a file, is written first."""
     if isinstance(video, InputImpl.VideoFromFile) and isinstance(source := video.get_stream_source(), str):
+        video_size(Path(source))  # UsageError with its name if it is no video
         if abs(InputImpl.VideoFromFile(source).get_duration() - video.get_duration()) < 1e-3:
             return Path(source)
     path = temp_folder() / f"specar-{uuid.uuid4().hex}.mp4"
@@ -178,18 +182,30 @@ def make_room(size: int) -> None:
     memory.free_memory(size, memory.get_torch_device())
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """ComfyUI's errors do not name the file."""
+    try:
+        yield
+    except Exception:
+        open_checkpoint(path)  # SpecarError with its name and what it is, if that is no checkpoint
+        raise
+
+
 def load_clip(path: Path) -> Any:
     """What CLIPLoader of type "wan" gives."""
-    return comfy.sd.load_clip(
-        ckpt_paths=[str(path)],
-        embedding_directory=folder_paths.get_folder_paths("embeddings"),
-        clip_type=comfy.sd.CLIPType.WAN,
-    )
+    with reading(path):
+        return comfy.sd.load_clip(
+            ckpt_paths=[str(path)],
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            clip_type=comfy.sd.CLIPType.WAN,
+        )
 
 
 def load_vae(path: Path) -> Any:
     """What VAELoader gives."""
-    weights, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+    with reading(path):
+        weights, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
     vae = comfy.sd.VAE(sd=weights, metadata=metadata)
     vae.throw_exception_if_invalid()
     return vae

@@ -47,7 +47,7 @@ class SpecARLora(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, lora, strength, role) -> tuple[int, int] | None:
+    def fingerprint_inputs(cls, lora, strength, role, models=None) -> tuple[int, int] | None:
         """A file that was exchanged is loaded anew."""
         if lora == NONE:
             return None

@@ -13,9 +13,11 @@ from comfy_api.latest import InputImpl, io
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..specar_core.errors import UsageError
+from ..specar_core.errors import SpecarError, UsageError
+from ..specar_core.foreign import SETTINGS, fits, load
+from ..specar_core.mp4 import read_metadata
 from ..specar_core.race import Clip, page
-from ..specar_core.report import quick_digest
+from ..specar_core.report import identity, quick_digest
 from ..specar_core.score import score
 from ..specar_core.source import SourceVideo, length, video_size
 from ..specar_core.video import VideoWriter, to_rgb8
@@ -63,6 +65,11 @@ class SpecARRace(io.ComfyNode):
         videos = [video for video in (video_1, video_2, video_3) if video is not None]
         reports = [report for report in (report_1, report_2, report_3) if report is not None]
         paths = [host.video_file(video) for video in videos]
+        for number, path in enumerate(paths, start=1):
+            # Runs that came to the same latents share a file.
+            connected = [identity(report) for other, report in zip(paths, reports, strict=True) if other == path]
+            if (told := told_inside(path)) and told not in connected:
+                raise UsageError(f"`report_{number}` is not of `video_{number}`: connect that of its own sampler")
         clips = [Clip(address(path), report) for path, report in zip(paths, reports, strict=True)]
         labels = [label(report) for report in reports]
         written = beside(paths, labels, reports[0]["fps"])
@@ -70,6 +77,15 @@ class SpecARRace(io.ComfyNode):
         return io.NodeOutput(
             InputImpl.VideoFromFile(str(written)), ui={"specar_race": [{"page": told, "labels": labels}]}
         )
+
+
+def told_inside(path: Path) -> list[Any] | None:
+    """The identity of the run that the video itself says made it."""
+    try:
+        told = load(read_metadata(path)["specar"])
+        return identity(told) if fits(told, SETTINGS) else None
+    except (SpecarError, ValueError, KeyError):  # it says nothing
+        return None
 
 
 def measuring(what: str, done: int, total: int) -> None:

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..specar_core.backbones.pair import Pair
-from ..specar_core.checkpoint import RunFolder
+from ..specar_core.checkpoint import RunFolder, used
 from ..specar_core.errors import SpecarError, UsageError
 from ..specar_core.generate import Listener, render
 from ..specar_core.inputs import Inputs
@@ -153,7 +153,7 @@ def sample(pair: Pair, prompt: Tensor, record: Record, given: Connected) -> tupl
     progress = Generating(job)
     video = host.temp_folder() / f"{name}.mp4"
     with (
-        RunFolder(host.output_folder() / f"{name}.run", resume=True) as run,
+        run_folder(name) as run,
         VideoWriter(
             video,
             job.backbone.geometry.fps,
@@ -178,10 +178,18 @@ def sample(pair: Pair, prompt: Tensor, record: Record, given: Connected) -> tupl
             report = render(pair, prompt, record, writer, run, listener, source=source, tagged=tagged)
             run.remove()
         finally:
-            if writer.partial_path.exists():
-                kept = writer.partial_path.name
-                host.say(f"stopped: the finished blocks are in output/{kept}; queue the graph again to go on")
+            if (partial := writer.partial_path).exists() or used(run.folder):
+                kept = partial if partial.exists() else run.folder  # there was no room for it
+                host.say(f"stopped: the finished blocks are in output/{kept.name}; queue the graph again to go on")
     return torch.cat(latents, dim=2), report, video
+
+
+def run_folder(name: str) -> RunFolder:
+    folder = host.output_folder() / f"{name}.run"
+    try:
+        return RunFolder(folder, resume=True)
+    except UsageError:  # its lock was removed
+        raise UsageError(f"{folder} is no longer whole: remove that folder, and queue the graph again") from None
 
 
 def run_name(record: Record) -> str:

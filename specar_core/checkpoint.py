@@ -158,7 +158,9 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         told = read(path)
     except OSError as error:
-        raise UsageError(f"{folder} is not the folder of an unfinished run: {TOLD}: {error.strerror}") from None
+        todo = "name the FILE.run beside the video, or make the video again with `specar generate`"
+        why = f"not the folder of an unfinished run ({TOLD}: {error.strerror})"
+        raise UsageError(f"{folder} is {why}: {todo}") from None
     except ValueError:
         told = None
     if not fits(told, VIDEO_RUN if isinstance(told, dict) and "out" in told else RUN) or told["format"] != FORMAT:

@@ -230,7 +230,9 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 def parse_steps(texts: list[str]) -> dict[str, list[int]]:
     steps = {}
     for text in texts:
-        role, _, values = text.partition("=")
+        role, equals, values = text.partition("=")
+        if not equals:
+            raise UsageError(f"--steps is ROLE=LIST, e.g. drafter=1000,750,500,250, not '{text}'")
         steps[role] = [whole(value, f"a step of the {role}") for value in values.split(",")]
     return steps
 
@@ -357,6 +359,8 @@ def score(
     from .scorers import vbench, vision_reward
     from .writing import keep, write
 
+    if plots and plots.suffix.lower() != ".html":
+        raise UsageError(f"{plots} does not end in .html, as the page of plots does")
     if plots and not overwrite:
         keep(plots)
     for path in videos:

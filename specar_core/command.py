@@ -28,9 +28,13 @@ def main() -> None:
         signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)  # a polite kill keeps the finished blocks, like Ctrl-C
     try:
-        from .cli import main as run
+        try:
+            from .cli import main as run
 
-        run()
+            run()
+        finally:  # one more would only spoil the end
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(kind, signal.SIG_IGN)
     except KeyboardInterrupt:
         sys.stderr.write("specar: interrupted\n")
         sys.exit(130)

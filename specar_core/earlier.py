@@ -33,8 +33,11 @@ def report_in(path: Path) -> Any:
 def told_by(path: Path, report: Any) -> dict[str, Any]:
     """The settings that a video was made with, from its report, which lies in `path`."""
     from .inputs import NAMES
+    from .report import SCHEMA
     from .timeline import Cue
 
+    if fits(report, {"schema": int}) and report["schema"] != SCHEMA:
+        raise UsageError(f"{path} is a report of another version of SpecAR: schema {report['schema']}, not {SCHEMA}")
     try:
         if not fits(report, SETTINGS) or not 0 < report["schedule"]["blocks"] <= MOST_BLOCKS:
             raise ValueError("another kind of report")

@@ -37,7 +37,7 @@ SETTINGS = {
         "triton?": bool,
         "threads?": int,
     },
-    "models": [{"role": str, **FILE}],
+    "models": [{"role": str, "file": (str, None), "digest": str}],  # ComfyUI's VAE comes from no file
 }
 
 

@@ -25,7 +25,7 @@ from .rollout import BlockResult, rollout
 from .scorers import deciding
 from .source import Frames, SourceVideo, still
 from .timeline import BlockPrompts
-from .video import VideoWriter, check_place, to_rgb8
+from .video import VideoWriter, check_place, partials, to_rgb8
 from .writing import write
 
 log = logging.getLogger("specar")
@@ -71,6 +71,8 @@ def generate(
                 _check_same(run.folder, record, needed)
             if report:
                 write_json(report, out.with_suffix(".json"))
+                for partial in partials(run.folder):
+                    partial.unlink(missing_ok=True)
                 run.remove()
                 return report
         with VideoWriter(  # refuses before anything loads

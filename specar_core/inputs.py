@@ -36,6 +36,8 @@ class Inputs:
             if self.strength is not None:
                 raise UsageError(f"a strength of {self.strength:g} is for --video FILE, and there is none")
             return None, []
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder and no {self.kind}")
         if not self.path.is_file():
             raise UsageError(f"there is no {self.kind} {self.path}")
         notices: list[str] = []

@@ -194,6 +194,10 @@ def _reader(path: Path, parameters: Mapping[str, Tensor]) -> Callable[[str], Ten
 def _difference(checkpoint: Checkpoint, parts: Mapping[str, str], weight: Tensor) -> Tensor:
     """What one LoRA of strength 1 adds to a weight, float32 on its device."""
     tensors = {part: checkpoint.tensor(stored).to(weight.device, torch.float32) for part, stored in parts.items()}
+    for part, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            found = f"NaN or infinity in {parts[part]}"
+            raise SpecarError(f"the LoRA {checkpoint.path} holds {found}: leave it out, or get it again")
     total = torch.zeros_like(weight, dtype=torch.float32)
     for whole in tensors.keys() & {"diff", "diff_b"}:
         total += tensors[whole].view_as(weight)

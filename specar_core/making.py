@@ -45,7 +45,7 @@ def resolved(pair: Backbone, settings: dict[str, Any], inputs: Inputs) -> tuple[
     source, seen = inputs.source(pair.geometry.fps)
     job, notices = resolve(pair, **settings, source=source)
     job, matched = inputs.with_loras(job)
-    for notice in [*seen, *notices, *matched]:
+    for notice in dict.fromkeys([*seen, *notices, *matched]):  # a LoRA may be given twice
         say(f"notice: {notice}")
     return job, inputs.paths
 
@@ -180,6 +180,8 @@ def make_videos(
                 )
         except (SpecarError, UsageError) as error:
             failures.append(f"{place}: {error}")
+            if isinstance(error, UsageError) and not overwrite:  # something is in its way
+                onward = f"the same command again; with --overwrite it makes all {len(videos)} videos anew"
             continue
         except BaseException:
             say(f"Go on with all {len(videos)} videos: {onward}")

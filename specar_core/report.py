@@ -54,7 +54,9 @@ def changed_models(told: list[dict[str, Any]], paths: Mapping[str, Path]) -> lis
     """What is not as it was: models of an earlier report whose file is another one now."""
     found = []
     for model in told:
-        if model["role"] in paths and (digest := quick_digest(paths[model["role"]])) != model["digest"]:
+        if model["file"] is None or model["role"] not in paths:
+            continue
+        if (digest := quick_digest(paths[model["role"]])) != model["digest"]:
             before, now = (text.rpartition(":")[2][:12] for text in (model["digest"], digest))
             found.append(f"the {model['role']} is not the file it was made with ({model['file']}, {before}, now {now})")
     return found

@@ -88,15 +88,16 @@ def rollout(
                 frames, advanced = run.commit(context, latents, prompt)
                 finite = [torch.isfinite(value).all() for value in (latents, frames)]
                 following = noise(block + 1, 0) if block + 1 < policy.blocks else None  # while the device is busy
+                good = "; the blocks before it are good" if block else ""
                 if not finite[0]:  # the first wait for the device in this block
                     raise SpecarError(
-                        f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}); "
-                        f"the blocks before it are good. Try another precision or attention back end."
+                        f"block {block} ({role}) came out with NaN or infinite values ({pair.describe()}){good}. "
+                        "Try another precision or attention back end."
                     )
                 if not finite[1]:
                     raise SpecarError(
-                        f"block {block} was decoded to NaN, though its latents are finite ({pair.describe()}); the "
-                        f"blocks before it are good. Try another VAE file, or --precision fp32."
+                        f"block {block} was decoded to NaN, though its latents are finite ({pair.describe()}){good}. "
+                        "Try another VAE file, or --precision fp32."
                     )
                 decode_seconds += clock.seconds(generated, decoded)
                 if role == "target" or policy.accepts(block, frames):

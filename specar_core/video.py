@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from .audio import SoundTrack, has_sound
-from .checkpoint import used
+from .checkpoint import TOLD, read_run, used
 from .errors import SpecarError, UsageError, reason
 from .mp4 import is_whole
 from .writing import keep, no_folder, replacing, writable, write
@@ -54,7 +54,7 @@ def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = 
     folder: where its run is kept; continues: goes on with the one that is there.
     """
     check_name(path)
-    report, partial = path.with_suffix(".json"), [folder.with_suffix(f".partial{end}") for end in (".mp4", ".json")]
+    report, partial = path.with_suffix(".json"), partials(folder)
     for file in (report, *partial):
         no_folder(file)
     for place in (path.parent, folder):
@@ -64,9 +64,16 @@ def check_place(path: Path, folder: Path, *, overwrite: bool, continues: bool = 
     if overwrite:
         return
     if used(folder) and not continues:
+        if (folder / TOLD).exists():
+            read_run(folder)  # one that cannot be continued says so
         todo = f"go on with `specar resume {quote(str(folder))}`, choose another name, or start again with --overwrite"
         raise UsageError(f"{folder} holds an unfinished video: {todo}.")
     keep(path, report, *(() if continues else partial))
+
+
+def partials(folder: Path) -> tuple[Path, Path]:
+    """The video and the report that an unfinished run leaves beside its folder."""
+    return folder.with_suffix(".partial.mp4"), folder.with_suffix(".partial.json")
 
 
 def to_rgb8(frames: torch.Tensor) -> torch.Tensor:
@@ -109,7 +116,7 @@ class VideoWriter:
     ) -> None:
         self.path = Path(path).absolute()
         self.folder = Path(folder).absolute() if folder else self.path.with_suffix(".run")
-        self.partial_path = self.folder.with_suffix(".partial.mp4")
+        self.partial_path, _ = partials(self.folder)
         self.encode_seconds = 0.0
         self._fps, self._size, self._crf = Fraction(fps), (width, height), crf
         self._blocks_per_segment = blocks_per_segment
@@ -160,6 +167,7 @@ class VideoWriter:
             block.result()
         if self.path.exists() and not self._overwrite:
             raise SpecarError(f"{self.path} appeared while this video was made, and is not overwritten.")
+        writable(self.path)  # its folder may be gone by now, where the segments lie elsewhere
         _join(self._sources(), self.path, self._fps, metadata, self._audio)
         self._ended = True
         with contextlib.suppress(OSError):  # the video is whole; what cannot be removed does no harm
@@ -183,7 +191,8 @@ class VideoWriter:
             if sources:
                 _join(sources, self.partial_path, self._fps, metadata or {}, self._audio)
         except SpecarError as error:
-            log.error("%s The finished parts are in %s", error, self.folder)
+            kept = f" The finished parts are in {self.folder}" if used(self.folder) else ""
+            log.error("%s%s", error, kept)
             return None
         with contextlib.suppress(OSError):
             self.folder.rmdir()  # fails while there are segments in it

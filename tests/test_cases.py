@@ -220,6 +220,7 @@ def test_not_a_number_from_the_start_is_a_failure_and_leaves_no_video_R37_R39(ba
     path = damaged(backbone, tmp_path, role)
     run = specar("generate", "--prompt", "ball", "--blocks", 2, f"--{role}", path, "--out", "a.mp4")
     assert run.exit_code == 1 and words in run.stderr and "precision" in run.stderr
+    assert "blocks before" not in run.stderr
     assert os.listdir(tmp_path) == ["nan.safetensors"]
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from specar_core import console, generate, video
 from specar_core.backbones import base
 from specar_core.backbones.tiny import TINY
+from specar_core.checkpoint import FORMAT
 from specar_core.cli import app
 from specar_core.command import interrupt
 from specar_core.models import attention, compiled
@@ -90,6 +91,20 @@ def test_a_report_makes_the_same_video_again(here):
     assert all((x == y).all() for x, y in zip(frames_of("a.mp4"), frames_of("b.mp4"), strict=True))
     assert specar("generate", "--from", "a.json", "--k", 1, "--seconds", 1, "--out", "c.mp4").exit_code == 0
     assert json.loads(Path("c.json").read_text())["schedule"]["policy"] == "spread:1"
+
+
+def test_the_report_of_a_graph_names_no_file_for_the_vae(here):
+    specar(*TINY_VIDEO, "--blocks", 1, "--out", "a.mp4")
+    report = json.loads(Path("a.json").read_text())
+    models = [
+        {**model, **({"file": None, "digest": "0"} if model["role"] == "vae" else {})} for model in report["models"]
+    ]
+    Path("graph.json").write_text(json.dumps({**report, "models": models}))
+    again = specar("generate", "--from", "graph.json", "--out", "b.mp4")
+    assert again.exit_code == 0 and "is not the file" not in again.stderr
+    Path("g.run").mkdir()
+    Path("g.run", "run.json").write_text(json.dumps({"format": FORMAT, "report": {**report, "models": models}}))
+    refused(2, "g.run is the run of a ComfyUI graph: queue the same graph again", "resume", "g.run")
 
 
 def test_json_on_standard_output(here):
@@ -255,6 +270,7 @@ def test_a_report_has_every_key(plain):
         (["--steps", "target=900,100"], "the target's steps must begin with 1000 and fall"),
         (["--stitch", "2", "--steps", "drafter=1000,500"], "not 1000,500 for the drafter and 1000,750,500,250"),
         (["--steps", "target=1000,x"], "whole number, not 'x'"),
+        (["--steps", "1000"], "--steps is ROLE=LIST, e.g. drafter=1000,750,500,250, not '1000'"),
         (["--steps", "helper=1000"], "unknown role 'helper'"),
         (["--precision", "fp7"], "unknown precision 'fp7'"),
         (["--attention", "flash9"], "unknown attention 'flash9'"),
@@ -282,6 +298,9 @@ def test_missing_parts(here):
 def test_a_foreign_report_is_refused(here):
     Path("x.json").write_text('{"schedule": 3}')
     refused(2, "not the report of a SpecAR video", "generate", "--from", "x.json")
+    assert specar(*TINY_VIDEO, "--blocks", 1).exit_code == 0
+    Path("x.json").write_text(json.dumps({**json.loads(Path("specar.json").read_text()), "schema": 99}))
+    refused(2, "of another version of SpecAR: schema 99, not 1", "generate", "--from", "x.json", "--out", "b.mp4")
 
 
 @pytest.mark.parametrize(
@@ -451,6 +470,24 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(delay):
     run.send_signal(signal.SIGINT)
     _, said = run.communicate()
     assert (run.returncode, said) == (130, "specar: interrupted\n")
+
+
+@pytest.mark.parametrize("ending, code, told", [("sys.exit", 0, ""), ("interrupt", 130, "specar: interrupted\n")])
+def test_ctrl_c_while_it_ends_is_nothing(ending, code, told):
+    script = f"""
+import atexit, signal, sys
+from specar_core import cli, command
+
+def interrupt():
+    raise KeyboardInterrupt
+
+atexit.register(signal.raise_signal, signal.SIGINT)
+atexit.register(signal.raise_signal, signal.SIGTERM)
+cli.main = {ending}
+command.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_ctrl_c_comes_when_an_import_is_over_that_would_swallow_it(here, monkeypatch):

@@ -163,6 +163,17 @@ def test_several_at_once_and_the_exact_way_back(backbone, tmp_path, precision):
     assert path.read_bytes() == stored
 
 
+@pytest.mark.parametrize("part", ["lora_up.weight", "alpha"])
+def test_one_that_is_not_finite_is_named(backbone, tmp_path, part):
+    network = load(backbone)
+    name = f"diffusion_model.{layers(network)[-1]}.{part}"
+    tensors = random_lora(network)
+    tensors[name].view(-1)[0] = float("nan")
+    file = open_checkpoint(saved(tensors, tmp_path / "a.safetensors"))
+    with pytest.raises(SpecarError, match=rf"LoRA .*a\.safetensors holds NaN or infinity in {name}: leave it out"):
+        merge(network, backbone.shipped["target"], [(file, 0.5)])
+
+
 def test_whole_differences_of_weights_and_biases(backbone, tmp_path):
     network, before = load(backbone), dict(load(backbone).named_parameters())
     path = saved(
@@ -311,6 +322,8 @@ def test_from_the_command_line(here, backbone):
     Path("fast.safetensors").unlink()
     refused(2, "there is no lora 2 fast.safetensors in", "generate", "--from", "a.json", "--out", "c.mp4")
     refused(2, "there is no LoRA x.safetensors in", *VIDEO, "--lora", "x.safetensors")
+    twice = specar("plan", *VIDEO[1:], *["--lora", "style.safetensors"] * 2).stderr
+    assert twice.count("is on the target only") == twice.count("keys matched in the target") == 1
 
 
 def test_resume_has_what_went_into_it(here, backbone):

@@ -144,6 +144,14 @@ def test_an_unfinished_run_is_not_thrown_away_unasked(backbone, whole, tmp_path)
     assert frames(out) == whole and sorted(os.listdir(tmp_path)) == ["a.json", "a.mp4"]
 
 
+def test_one_that_cannot_be_continued_is_not_to_be_resumed(backbone, tmp_path):
+    folder = stopped(backbone, tmp_path / "a.mp4", 2)
+    (folder / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged.*start again with --overwrite"):
+        make(backbone, tmp_path / "a.mp4")
+    assert len(blocks_in(folder)) == 2
+
+
 def test_nothing_is_left_of_a_run_without_a_block(backbone, tmp_path):
     stopped(backbone, tmp_path / "a.mp4", 0)
     assert os.listdir(tmp_path) == []
@@ -178,7 +186,7 @@ def test_a_folder_of_other_things_is_left_alone(backbone, specar, tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path):
     for content, words in (
-        (None, "not the folder of an unfinished run"),
+        (None, "not the folder of an unfinished run .*: name the FILE.run .*, or .* with `specar generate`"),
         ("{", "damaged"),
         ('{"format": 99}', "another"),
     ):
@@ -329,6 +337,21 @@ def test_a_run_that_was_to_overwrite_does(backbone, specar, whole, tmp_path):
     assert (tmp_path / "a.mp4").read_bytes() == b"old"
     assert specar("resume", "a.run").exit_code == 0
     assert frames(tmp_path / "a.mp4") == whole
+
+
+def test_what_a_run_left_goes_with_it_if_the_video_is_there(backbone, specar, tmp_path):
+    make(backbone, tmp_path / "a.mp4")
+    job, _ = resolve(backbone, prompt="a red ball", blocks=BLOCKS, k=2)
+    with pytest.raises(Stop):
+
+        def stop(block, step):
+            if block == 2:
+                raise Stop
+
+        generate(job, CPU, backbone.shipped, tmp_path / "a.mp4", overwrite=True, listener=Listener(step=stop))
+    assert (tmp_path / "a.partial.mp4").exists()
+    assert specar("resume", "a.run").exit_code == 0
+    assert sorted(os.listdir(tmp_path)) == ["a.json", "a.mp4"]
 
 
 def test_two_runs_at_once_do_not_meet(backbone, whole, tmp_path):

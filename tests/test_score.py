@@ -156,6 +156,9 @@ def test_the_command_prints_a_table_json_and_plots(pair, tmp_path):
     assert result.exit_code == 0 and result.stdout == table(score(pair)) + "\n"
     assert page.read_text().count("<svg") == 6
     refused(2, "exists", "score", pair[0], "--plots", page)
+    before = pair[0].read_bytes()
+    refused(2, "does not end in .html", "score", pair[0], "--plots", pair[0], "--overwrite")
+    assert pair[0].read_bytes() == before
     assert json.loads(specar("score", pair[0], "--json").stdout)["clips"][0]["video"] == "mixed.mp4"
 
 

@@ -266,6 +266,7 @@ def test_from_the_command_line_R15(here):
     Path("i.png").unlink()
     refused(2, "there is no image i.png in", "generate", "--from", "a.json", "--out", "d.mp4")
     refused(2, "there is no image x.png", "generate", *options[:6], "--image", "x.png")
+    refused(2, ". is a folder and no image", "generate", *options[:6], "--image", ".")
     refused(2, "give only one of image and video", "generate", *options, "--video", "x.mp4")
     Path("i.png").write_bytes(b"text")
     refused(2, "cannot read i.png as an image", "generate", *options)

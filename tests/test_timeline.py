@@ -331,7 +331,8 @@ def test_what_is_of_other_settings_fails_alone(here, backbone):
     result = specar(*MANY)
     assert (result.exit_code, result.stdout) == (1, "v-0003.mp4\n")
     assert all(reason in result.stderr for reason in reasons), result.stderr
-    assert result.stderr.endswith("Once that is mended: the same command again, without --overwrite\n")
+    ending = "Once that is mended: the same command again; with --overwrite it makes all 3 videos anew\n"
+    assert result.stderr.endswith(ending)
     assert frames(Path("v-0001.mp4")) == before and Path("v-0002.run").is_dir()
     again = specar(*MANY, "--overwrite")
     assert again.exit_code == 0 and frames(Path("v-0001.mp4")) != before and not Path("v-0002.run").exists()

@@ -439,6 +439,14 @@ def test_a_lost_folder_stops_the_run_and_keeps_every_block(tmp_path):
     assert os.listdir(tmp_path) == ["a.partial.mp4"]
 
 
+def test_a_lost_output_folder_is_made_again(tmp_path):
+    with writer(tmp_path / "out" / "a.mp4", folder=tmp_path / "a.run") as video:
+        video.add_block(block(0))
+        (tmp_path / "out").rmdir()
+        video.finish({})
+    assert len(decode(video.path)) == 3
+
+
 def test_a_lost_segment_is_named(tmp_path, caplog):
     with pytest.raises(SpecarError, match="segment-00000.mp4 was removed"), writer(tmp_path / "a.mp4") as video:
         for index in range(9):
@@ -471,6 +479,7 @@ def test_a_full_disk_is_named_and_costs_nothing_finished(tmp_path, caplog):
     cases = {100: 0, smaller - 1: 0, smaller: int(first == smaller), larger: 2, whole.stat().st_size - 1: 2}
     for limit, segments in cases.items():
         folder = tmp_path / str(limit)
+        caplog.clear()
         with (
             pytest.raises(
                 SpecarError, match=rf"Cannot write {folder}.* \([\d,]+ bytes\): .*File too large.*\. Make room"
@@ -483,6 +492,7 @@ def test_a_full_disk_is_named_and_costs_nothing_finished(tmp_path, caplog):
             video.finish({"specar": "{}"})
         found = sorted(video.folder.iterdir())
         assert [file.suffix for file in found] == [".mp4"] * segments
+        assert found or "The finished parts" not in caplog.text
         assert not video.path.exists() and not list(folder.glob("*.part"))
         if found:
             assert np.array_equal(pictures(*found), pictures(whole)[: 12 * segments])

@@ -78,9 +78,14 @@ class Client:
         return True
 
     def run(
-        self, prompt: dict[str, Any], workflow: Any = None, on_preview: Callable[[str], Any] = lambda prompt_id: None
+        self,
+        prompt: dict[str, Any],
+        workflow: Any = None,
+        on_preview: Callable[[str], Any] = lambda prompt_id: None,
+        on_progress: Callable[[str, dict[str, Any]], Any] = lambda prompt_id, nodes: None,
     ) -> Run:
-        """Queues an API prompt and follows it to its end; on_preview gets the prompt's id with every preview."""
+        """Queues an API prompt and follows it to its end; on_preview gets the prompt's id with every preview,
+        on_progress the id and how far each node is."""
         client_id = uuid.uuid4().hex
         run = Run()
         with connect(f"ws://{self.address}/ws?clientId={client_id}", max_size=None) as socket:
@@ -96,6 +101,8 @@ class Client:
                     event = json.loads(message)
                     if event["data"].get("prompt_id", answer["prompt_id"]) == answer["prompt_id"]:
                         run.events.append((event["type"], event["data"]))
+                    if event["type"] == "progress_state":
+                        on_progress(answer["prompt_id"], event["data"]["nodes"])
                     continue
                 (kind,) = struct.unpack(">I", message[:4])
                 if kind == TEXT:

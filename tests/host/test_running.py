@@ -99,6 +99,17 @@ def test_only_what_depends_on_a_change_runs(fresh):
     assert fresh.run(tiny(seed=4, filename_prefix="video/other")).executed == {"save"}
 
 
+def test_a_video_that_was_removed_is_made_anew(host, fresh):
+    fresh.run(tiny(seed=15))
+    for name in ("again", "and again"):
+        for path in (host.base / "temp").glob("specar-*.mp4"):
+            path.unlink()
+        run = fresh.run(tiny(seed=15, filename_prefix=f"video/{name}"))
+        assert run.end == "execution_success", run.error
+        assert run.executed == {"video", "save"}
+        assert not fresh.run(tiny(seed=15, filename_prefix=f"video/{name}")).executed
+
+
 def test_the_same_inputs_give_the_same_video(host, fresh):
     graph = with_latents(tiny(seed=5, blocks=3))
     first = fresh.run(graph)
@@ -139,11 +150,39 @@ def test_images_on_request(host, fresh):
 def test_changed_latents_are_decoded_anew(host, fresh):
     graph = tiny(seed=10)
     graph["half"] = node("LatentMultiply", samples=["sampler", 0], multiplier=0.5)
-    changed = {**graph, "video": node("SpecARVideoDecode", samples=["half", 0], vae=["loader", 2])}
-    run, original = fresh.run(changed), fresh.run(graph)
-    assert run.end == "execution_success", run.error
-    pictures, before = (frames(host.output(one.outputs["save"])) for one in (run, original))
+    graph["cut"] = node("LatentCut", samples=["sampler", 0], dim="t", index=0, amount=4)
+    graph["large"] = node("LatentUpscaleBy", samples=["sampler", 0], upscale_method="bilinear", scale_by=2.0)
+    original = fresh.run(graph)
+    runs = {}
+    for name in ("half", "cut", "large"):
+        changed = {**graph, "video": node("SpecARVideoDecode", samples=[name, 0], vae=["loader", 2])}
+        changed["video"]["inputs"]["report"] = ["sampler", 1]
+        runs[name] = run = fresh.run(changed)
+        assert run.end == "execution_success", run.error
+        told = "specar" in read_metadata(host.output(run.outputs["save"]))
+        assert told == ("video" in run.outputs) == (name == "half"), "the report is of another video"
+        assert told != any("the report is left out" in text for text in run.texts)
+    pictures, before = (frames(host.output(one.outputs["save"])) for one in (runs["half"], original))
     assert pictures.shape == before.shape and (pictures != before).any()
+    assert frames(host.output(runs["large"].outputs["save"])).shape == (18, 96, 128, 3)
+    changed["cut"]["inputs"]["amount"] = 1
+    changed["video"]["inputs"]["samples"] = ["cut", 0]
+    assert "`samples` are too short: the first 3 frames are left out" in fresh.run(changed).error
+
+
+def test_cancelling_while_latents_are_decoded_anew(host, fresh):
+    graph = tiny(seed=16, blocks=12)
+    graph["large"] = node("LatentUpscaleBy", samples=["sampler", 0], upscale_method="bilinear", scale_by=6.0)
+    graph["video"]["inputs"]["samples"] = ["large", 0]
+
+    def cancel(prompt_id, nodes):
+        if nodes.get("video", {}).get("value"):
+            fresh.post("/interrupt", {"prompt_id": prompt_id})
+
+    before = set((host.base / "output").iterdir())
+    assert fresh.run(graph, on_progress=cancel).end == "execution_interrupted"
+    assert set((host.base / "output").iterdir()) == before, "nothing goes on from there"
+    assert list((host.base / "temp").glob("specar-*.partial.mp4"))
 
 
 def test_an_unchanged_copy_is_recognised(fresh):
@@ -188,6 +227,23 @@ def test_cancelling_keeps_the_finished_blocks_and_queueing_again_goes_on(host, f
     assert whole.outputs["sampler"]["specar"][0]["resumed_at"] is None
     assert (latents(host, resumed) == latents(host, whole)).all()
     assert (frames(host.output(resumed.outputs["save"])) == frames(host.output(whole.outputs["save"]))).all()
+
+
+def test_a_run_without_a_partial_video_or_without_its_lock_is_told(host, fresh):
+    output, graph = host.base / "output", tiny(blocks=30, seed=17)
+
+    def cancel(prompt_id):
+        for segment in output.glob("specar-*.run/segment-*.mp4"):
+            segment.unlink()  # so that, as on a full disk, no partial video can be made
+            fresh.post("/interrupt", {"prompt_id": prompt_id})
+
+    run = fresh.run(graph, on_preview=cancel)
+    (folder,) = output.glob("specar-*")
+    assert any(f"the finished blocks are in output/{folder.name}; queue the graph again" in text for text in run.texts)
+    (folder / "lock").rename(output / "lock")
+    assert f"{folder} is no longer whole: remove that folder" in fresh.run(graph).error
+    (output / "lock").rename(folder / "lock")
+    assert fresh.run(graph).outputs["sampler"]["specar"][0]["resumed_at"] >= 4
 
 
 def test_free_empties_everything(fresh):

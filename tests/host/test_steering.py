@@ -83,6 +83,7 @@ def test_a_video_begins_with_an_image(host, fresh, picture, tmp_path):
     agrees(host, run, made_by_the_library(tmp_path / "a.mp4", Inputs(kind="image", path=picture), prompt=PROMPT))
     shown = frames(host.output(run.outputs["save"]))
     assert len(shown) == 25
+    assert run.outputs["video"]["specar"] == run.outputs["sampler"]["specar"]
     start = np.asarray(Image.open(picture).crop((20, 0, 100, 60)).resize((64, 48), Image.Resampling.BICUBIC))
     error = ((shown[0].astype(float) - start) ** 2).mean()
     assert 10 * np.log10(255**2 / error) > 30
@@ -214,6 +215,7 @@ def test_a_lora(host, fresh, lora, tmp_path):
     (told,) = run.outputs["sampler"]["specar"][0]["options"]["lora"]
     assert (told["file"], told["strength"], told["roles"]) == ("style.safetensors", 0.8, ["target"])
     assert any("style.safetensors" in text for text in run.texts)
+    assert not fresh.run(with_lora(lora.name)).executed
     assert fresh.get("/probe")["CausalWan"] == 2, "a second copy of the weights"
     free(fresh)
     fresh.run(with_lora(lora.name))
@@ -334,6 +336,25 @@ def test_a_race_with_scores(fresh):
 
 def test_a_race_of_half_a_third_video_is_refused(fresh):
     assert "connect both `video_3` and `report_3`" in fresh.run(race(video_3=["video", 0])).error
+
+
+def test_a_race_with_another_videos_report_is_refused(fresh):
+    graph = race()
+    graph["race"]["inputs"] |= {"report_1": ["drafted", 1], "report_2": ["sampler", 1]}
+    assert "`report_1` is not of `video_1`" in fresh.run(graph).error
+
+
+def test_files_of_something_else_are_named(host, fresh):
+    for name, content in (("empty.mp4", b""), ("page.mp4", b"<html>" * 100), ("page.safetensors", b"<html>" * 100)):
+        for folder in ("input", "models/text_encoders", "models/vae"):
+            (host.base / folder / name).write_bytes(content)
+    for name in ("empty.mp4", "page.mp4"):
+        run = fresh.run(steered(source_video=["source", 0]) | {"source": node("LoadVideo", file=name)})
+        assert f"{name} as a video: " in run.error
+    for what in ("text_encoder", "vae"):
+        graph = tiny()
+        graph["loader"]["inputs"][what] = "page.safetensors"
+        assert "page.safetensors is a web page, not a checkpoint" in fresh.run(graph).error
 
 
 def test_one_source_only(fresh, picture, clip):
