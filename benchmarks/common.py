@@ -103,10 +103,10 @@ def machine(device: str = "cuda") -> dict[str, Any]:
     }
 
 
-def result_path(folder: Path, name: str, precision: str, compiled: bool) -> Path:
+def result_path(folder: Path, name: str, card: str, precision: str, compiled: bool) -> Path:
     """A file for each card, precision and way."""
-    card = machine()["card"].removeprefix("NVIDIA ").lower().split()
-    return folder / f"{'-'.join([name, *card, precision, *(['compiled'] if compiled else [])])}.json"
+    words = card.removeprefix("NVIDIA ").lower().split()
+    return folder / f"{'-'.join([name, *words, precision, *(['compiled'] if compiled else [])])}.json"
 
 
 def milliseconds(work: Callable[[], Any], repeats: int = 7, warmup: int = 2) -> float:

@@ -97,8 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     backbone, blocks = (SMOKE, 3) if options.smoke else (HELIOS, options.blocks)
     job, _ = resolve(backbone, blocks=blocks, k=1, steps={"target": [options.target_steps]})
     pair = build(job, where)
+    told = machine()
     report = {
-        "machine": machine(),
+        "machine": told,
         "pair": pair.describe(),
         "precision": options.precision,
         "compile": options.compile,
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "milliseconds": calls(pair, job),
     }
     print(json.dumps(report, indent=1), flush=True)
-    path = options.out and result_path(options.out, "helios", options.precision, options.compile)
+    path = options.out and result_path(options.out, "helios", told["card"], options.precision, options.compile)
     write(report, path)
     video(pair, resolve(backbone, blocks=2, k=1, steps={"target": [1]})[0])  # warm
     measured = video(pair, job)

@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "planned_gpu_bytes": job.backbone.needs(job, where).rollout,
             "build_seconds": round(time.perf_counter() - started, 1),
         }
-        path = options.out and result_path(options.out, pair_of.name, precision, options.compile)
+        path = options.out and result_path(options.out, pair_of.name, told["card"], precision, options.compile)
 
         def section(name: str, work: Callable[[], Any], report=report, path=path) -> None:
             started = time.perf_counter()

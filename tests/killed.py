@@ -40,9 +40,9 @@ CPU = Machine(torch.device("cpu"), "fp32")
 FILES = ("open", "os.rename", "os.remove", "os.rmdir")
 
 
-def make(backbone, out: Path, resume: bool = False, listener: Listener = Listener()) -> dict:  # noqa: B008
+def make(backbone, out: Path, listener: Listener = Listener(), **options) -> dict:  # noqa: B008
     job, _ = resolve(backbone, prompt="a red ball", blocks=BLOCKS, k=2)
-    return generate(job, CPU, backbone.shipped, out, resume=resume, listener=listener)
+    return generate(job, CPU, backbone.shipped, out, listener=listener, **options)
 
 
 def leave(job, paths, out: Path, at: int) -> None:

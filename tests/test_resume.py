@@ -326,14 +326,7 @@ def test_a_finished_video_only_loses_its_folder(backbone, specar, whole, tmp_pat
 
 def test_a_run_that_was_to_overwrite_does(backbone, specar, whole, tmp_path):
     (tmp_path / "a.mp4").write_bytes(b"old")
-    job, _ = resolve(backbone, prompt="a red ball", blocks=BLOCKS, k=2)
-    with pytest.raises(Stop):
-
-        def stop(block, step):
-            if block == 2:
-                raise Stop
-
-        generate(job, CPU, backbone.shipped, tmp_path / "a.mp4", overwrite=True, listener=Listener(step=stop))
+    stopped(backbone, tmp_path / "a.mp4", 2, overwrite=True)
     assert (tmp_path / "a.mp4").read_bytes() == b"old"
     assert specar("resume", "a.run").exit_code == 0
     assert frames(tmp_path / "a.mp4") == whole
@@ -341,14 +334,7 @@ def test_a_run_that_was_to_overwrite_does(backbone, specar, whole, tmp_path):
 
 def test_what_a_run_left_goes_with_it_if_the_video_is_there(backbone, specar, tmp_path):
     make(backbone, tmp_path / "a.mp4")
-    job, _ = resolve(backbone, prompt="a red ball", blocks=BLOCKS, k=2)
-    with pytest.raises(Stop):
-
-        def stop(block, step):
-            if block == 2:
-                raise Stop
-
-        generate(job, CPU, backbone.shipped, tmp_path / "a.mp4", overwrite=True, listener=Listener(step=stop))
+    stopped(backbone, tmp_path / "a.mp4", 2, overwrite=True)
     assert (tmp_path / "a.partial.mp4").exists()
     assert specar("resume", "a.run").exit_code == 0
     assert sorted(os.listdir(tmp_path)) == ["a.json", "a.mp4"]
